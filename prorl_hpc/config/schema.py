@@ -1,0 +1,239 @@
+"""The configuration as typed dataclasses; each mirrors a group of ``conf/``.
+
+Hydra composes YAML into these (unknown keys and wrong types are refused there); ``validate`` in
+config.validation refuses what types cannot. Units are in the names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RunSettings:
+    """Group-less top level ``run``: identity and place of a run."""
+
+    name: str = "demo"
+    """Names the run directory, with a random id: runs/<date>/<name>-<id>."""
+    root: str = "runs"
+    """Where run directories go; on a cluster, storage that all nodes share."""
+    runtime_root: str = "/tmp"
+    """Node-local directory for sockets and scratch; short, since socket paths end at 107 bytes."""
+    seed: int = 0
+    start_timeout_s: float = 600.0
+    """How long any process may take to become ready before the run is given up."""
+    stop_timeout_s: float = 8.0
+    """How long processes have to stop by themselves before they are killed."""
+    min_free_disk_gib: float = 4.0
+    """Least free space for the run directory, checked before anything starts."""
+    min_free_memory_gib: float = 0.0
+    """Least available memory on this machine, checked before a local run starts."""
+
+
+@dataclass
+class ModelConfig:
+    """Group ``model``: the policy. ``path`` is a Hugging Face directory; ``prepare`` names a recipe of
+    ``prorl_hpc model prepare`` that makes it when it is missing (then ``path`` may be empty)."""
+
+    name: str = "smollm2-135m"
+    path: str = ""
+    prepare: str = ""
+    max_context_tokens: int = 1024
+
+
+@dataclass
+class EngineConfig:
+    """Group ``engine``: what serves the policy on an inference node."""
+
+    kind: str = "auto"
+    """auto (vllm where installed, else transformers), vllm, transformers, scripted."""
+    servers_per_node: int = 1
+    tensor_parallel: int = 1
+    threads: int = 1
+    """CPU threads per server (OMP_NUM_THREADS); GPUs ignore it."""
+    dtype: str = "auto"
+    """auto: float32 without a GPU, else bfloat16."""
+    block_size: int = 32
+    kv_cache_mib: int = 256
+    """KV cache on CPU; on a GPU use gpu_memory_utilization."""
+    gpu_memory_utilization: float = 0.85
+    max_parallel_requests: int = 64
+    start_timeout_s: float = 300.0
+    restarts: int = 2
+    """How often a dead server is started again before the run ends."""
+    extra_args: list[str] = field(default_factory=list)
+    """More arguments for ``vllm serve``."""
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class SandboxConfig:
+    """Group ``sandbox``: where the agent's commands run."""
+
+    kind: str = "auto"
+    """auto (apptainer or singularity where it works, else local with a warning), apptainer, local."""
+    image: str = "host"
+    """A .sif or sandbox directory; ``host``: a skeleton that binds the node's own /usr read-only."""
+    network: str = "none"
+    """none or host."""
+    start_limit: int = 4
+    """Sandboxes that start at the same time on one node."""
+    start_timeout_s: float = 30.0
+    start_retries: int = 2
+    command_timeout_s: float = 20.0
+    output_limit_bytes: int = 16384
+    max_processes: int = 256
+    max_file_mib: int = 256
+    max_memory_mib: int = 0
+    """Address space of each process in the sandbox; 0: no limit."""
+
+
+@dataclass
+class DataConfig:
+    """A set of prompts: JSONL if ``path`` is given, else ``size`` rows of the task's own generator."""
+
+    path: str = ""
+    size: int = 256
+    seed: int = 0
+
+
+@dataclass
+class TaskConfig:
+    """Group ``task``: what the agent is asked to do, and on which prompts."""
+
+    name: str = "file_quest"
+    train: DataConfig = field(default_factory=DataConfig)
+    heldout: DataConfig = field(default_factory=lambda: DataConfig(size=64, seed=1))
+    max_turns: int = 3
+    """Assistant turns per rollout."""
+    max_turn_tokens: int = 48
+    """Tokens per assistant turn; longer turns are cut and count as truncated."""
+    observation_limit_chars: int = 1000
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of this task alone; unknown ones are refused by the task."""
+
+
+@dataclass
+class RolloutConfig:
+    """Group ``rollout``: pools and clocks of the rollout service."""
+
+    init_slots: int = 4
+    ready_slots: int = 16
+    run_slots: int = 32
+    eval_slots: int = 4
+    init_s: float = 60.0
+    run_s: float = 300.0
+    eval_s: float = 60.0
+    total_s: float = 400.0
+    wall_s: float = 3600.0
+    retries: int = 2
+    """Attempts beyond the first after sandbox, inference or infrastructure faults."""
+    heartbeat_s: float = 2.0
+    lost_after_s: float = 20.0
+    """A node's agent unheard for so long is taken as lost."""
+    http_tcp: bool = True
+    """Serve the HTTP API on TCP too (token in the run directory); the Unix socket is always there."""
+    keep_trajectories: bool = True
+    """Write rollouts/*.parquet."""
+
+
+@dataclass
+class TrainerConfig:
+    """Group ``trainer``: DAPO on DeepSpeed."""
+
+    enabled: bool = True
+    steps: int = 16
+    groups_per_step: int = 4
+    group_size: int = 8
+    max_rows_per_step: int = 32
+    """Supply of prompts that dynamic sampling may use up for one step."""
+    max_parallel_groups: int = 0
+    """Groups in flight at once; 0: groups_per_step."""
+    dynamic_sampling: bool = True
+    temperature: float = 1.0
+    top_p: float = 1.0
+    learning_rate: float = 3.0e-5
+    adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    overlong_filtering: bool = True
+    soft_overlong_cache_tokens: int = 0
+    """L_cache of the soft overlong punishment; 0: off."""
+    max_response_tokens: int = 0
+    """L_max of the soft overlong punishment (trained tokens per rollout); needed when the cache is set."""
+    zero_stage: int = 1
+    dtype: str = "float32"
+    ranks_per_node: int = 1
+    threads: int = 2
+    """CPU threads per rank; GPUs ignore it."""
+    micro_batch_tokens: int = 1024
+    """Padded tokens per forward pass and rank."""
+    gradient_checkpointing: bool = False
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """Merged over the DeepSpeed JSON that these settings make."""
+    checkpoint_every: int = 5
+    """Steps between resumable checkpoints; the last step always gets one."""
+    keep_checkpoints: int = 2
+    eval_every: int = 0
+    """Steps between held-out evaluations; 0: only before the first and after the last step."""
+    eval_prompts: int = 64
+    eval_samples: int = 1
+    eval_temperature: float = 1.0
+    probe_tolerance: float = 0.05
+    """Largest |engine − trainer| logprob difference on the probe after a weight update, nats."""
+
+
+@dataclass
+class ComponentConfig:
+    """One component of the heterogeneous job. Empty or zero: the site's default."""
+
+    nodes: int = 1
+    cpus: int = 0
+    memory_gib: float = 0.0
+    gpus: int = 0
+    """GPUs per node."""
+    partition: str = ""
+    constraint: str = ""
+    exclusive: bool = False
+    extra: dict[str, str] = field(default_factory=dict)
+    """More sbatch options of this component, by long name: {"gres": "gpu:a100:4"}."""
+
+
+@dataclass
+class ClusterConfig:
+    """Group ``cluster``: where the processes run. ``local`` ignores the components' sizes."""
+
+    kind: str = "local"
+    """local or slurm."""
+    account: str = ""
+    qos: str = ""
+    reservation: str = ""
+    time_minutes: int = 60
+    setup: list[str] = field(default_factory=list)
+    """Shell lines before our processes: module loads, proxies."""
+    extra: dict[str, str] = field(default_factory=dict)
+    """More sbatch options for all components."""
+    srun_args: list[str] = field(default_factory=list)
+    interface: str = ""
+    """Network interface whose address is published; empty: the address of the node's host name."""
+    rollout: ComponentConfig = field(default_factory=ComponentConfig)
+    inference: ComponentConfig = field(default_factory=ComponentConfig)
+    trainer: ComponentConfig = field(default_factory=ComponentConfig)
+
+
+@dataclass
+class ProrlConfig:
+    """The whole configuration of a run."""
+
+    run: RunSettings = field(default_factory=RunSettings)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)

@@ -1,0 +1,62 @@
+"""An engine serves one policy on this node. Implementations: vllm, transformers, scripted; one contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from prorl_hpc.messages.inference import Completion, WeightUpdate
+from prorl_hpc.messages.rollout import SamplingParams
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """Requests running and waiting now; tokens since start."""
+
+    running: int
+    waiting: int
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class Engine(Protocol):
+    """All coroutines raise InferenceError with the engine's own last words when it breaks."""
+
+    @property
+    def description(self) -> str:
+        """For people: ``vllm 0.32.0``."""
+        ...
+
+    @property
+    def weight_version(self) -> int: ...
+
+    async def start(self, progress: Callable[[str], None]) -> None:
+        """Load the model; ``progress`` gets short texts while people wait."""
+        ...
+
+    async def generate(
+        self, request_id: str, token_ids: Sequence[int], sampling: SamplingParams, priority: int
+    ) -> Completion:
+        """Cancelling this coroutine ends the request in the engine. Logprobs are those of the distribution
+        sampled from; an engine that returns no ids or no logprobs is an error, never zeros."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its ``generate`` returns what it has with FinishReason.ABORT."""
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprobs of tokens 1..n-1 given those before (length n-1), at temperature 1."""
+        ...
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Load new weights while requests in flight go on (their later tokens carry the new version) and forget
+        the prefix cache. Does not look at ``update.probe``."""
+        ...
+
+    async def load(self) -> EngineLoad: ...
+
+    async def stop(self) -> None:
+        """End it and prove that its processes are gone. Idempotent."""
+        ...

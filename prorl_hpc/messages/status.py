@@ -1,0 +1,86 @@
+"""What a person sees of a running run: written by the processes, read by the display and the report.
+
+The coordinator writes RunStatus to ``state/status.json`` once a second, the trainer TrainerStatus to
+``state/trainer-status.json`` at every change, and every process ProcessState to ``state/<name>.json``.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from prorl_hpc.messages.batch import BatchProgress
+
+
+class Phase(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class ProcessState(msgspec.Struct, frozen=True):
+    """One process of the run. ``detail`` says what it is doing (``loading the model``); ``endpoints``
+    are the addresses it serves, by kind."""
+
+    name: str
+    role: str
+    node: str
+    pid: int
+    phase: Phase
+    detail: str = ""
+    endpoints: dict[str, str] = {}
+    updated: float = 0.0
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    worker_id: str
+    node: str
+    sandbox: str
+    pools: dict[str, list[int]]
+    """Pool name → [in use, size]."""
+
+
+class ServerStatus(msgspec.Struct, frozen=True):
+    server_id: str
+    node: str
+    engine: str
+    model: str
+    healthy: bool
+    weight_version: int
+    assigned: int
+    running: int
+    waiting: int
+    generated_tokens: int
+    tokens_per_s: float
+    detail: str = ""
+
+
+class RunStatus(msgspec.Struct, frozen=True):
+    run_id: str
+    time: float
+    uptime_s: float
+    rollouts: dict[str, int]
+    """Rollouts by status, the finished ones since start."""
+    workers: list[WorkerStatus]
+    servers: list[ServerStatus]
+    batches: list[BatchProgress]
+    rollouts_per_s: float
+
+
+class TrainerStatus(msgspec.Struct, frozen=True):
+    """``phase``: waiting, loading, evaluating, rollouts, training, publishing, saving, done."""
+
+    phase: str
+    step: int
+    steps: int
+    time: float
+    reward: float | None = None
+    heldout_start: float | None = None
+    heldout_last: float | None = None
+    eta_s: float | None = None
+    detail: str = ""
+    last_metrics: dict[str, Any] = {}

@@ -1,0 +1,96 @@
+"""What every process of a run does first and last: logging, its state file, signals.
+
+    process = Process.start("worker", args.run_dir, args.name)
+    process.ready({"zmq": …}) … process.ended()
+
+Exit codes: 0 on a requested stop or when the work is done, anything else is a failure that ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prorl_hpc.config.run_directory import RunDirectory, node_name
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.messages.codec import read_json, write_json
+from prorl_hpc.messages.status import Phase, ProcessState
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def process_arguments(role: str) -> argparse.Namespace:
+    """``--run-dir PATH --name NAME [--rank N --world N --index N]``, as the supervisor passes them."""
+    parser = argparse.ArgumentParser(prog=f"python -m prorl_hpc.{role}")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--index", type=int, default=0)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--world", type=int, default=1)
+    return parser.parse_args()
+
+
+@dataclass
+class Process:
+    """This process as the run knows it."""
+
+    name: str
+    role: str
+    run: RunDirectory
+    config: ProrlConfig
+    runtime_dir: Path
+    node: str = field(default_factory=node_name)
+    _endpoints: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, role: str, run_dir: Path, name: str) -> Process:
+        """Set up logging to stderr (the supervisor keeps it in logs/<name>.log) and say STARTING."""
+        logging.basicConfig(level=os.environ.get("PRORL_LOG_LEVEL", "INFO"), format=LOG_FORMAT, stream=sys.stderr)
+        run = RunDirectory.open(run_dir)
+        config = run.load_config()
+        process = cls(name, role, run, config, run.make_runtime_dir(config.run.runtime_root))
+        process.say(Phase.STARTING)
+        return process
+
+    def say(self, phase: Phase, detail: str = "", endpoints: dict[str, str] | None = None) -> None:
+        """Publish this process's state to state/<name>.json."""
+        if endpoints is not None:
+            self._endpoints = endpoints
+        state = ProcessState(self.name, self.role, self.node, os.getpid(), phase, detail, self._endpoints, time.time())
+        write_json(self.run.process_state(self.name), state)
+
+    def ready(self, endpoints: dict[str, str] | None = None, detail: str = "") -> None:
+        self.say(Phase.READY, detail, endpoints)
+
+    def ended(self) -> None:
+        self.say(Phase.ENDED)
+
+    async def wait_for(self, name: str, timeout_s: float) -> ProcessState:
+        """Wait until process ``name`` is READY; TimeoutError says what it was doing."""
+        deadline = time.monotonic() + timeout_s
+        state: ProcessState | None = None
+        while time.monotonic() < deadline:
+            state = read_json(self.run.process_state(name), ProcessState)
+            if state is not None and state.phase is Phase.READY:
+                return state
+            await asyncio.sleep(0.1)
+        doing = "did not start" if state is None else f"is {state.phase} ({state.detail or 'no detail'})"
+        raise TimeoutError(
+            f"{self.name} waited {timeout_s:.0f} s for {name}, which {doing}: see {self.run.process_log(name)}"
+        )
+
+
+def stop_event() -> asyncio.Event:
+    """An event of the running loop that SIGTERM and SIGINT set."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    return event

@@ -1,0 +1,93 @@
+"""What a task is: three stages around a sandbox and an LLM, both seen only as protocols.
+
+A task is an AgentHandler registered under a name. Its stages get a RolloutContext; whatever they raise
+becomes a Failure (SandboxError → sandbox, InferenceError → inference, anything else → task).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from prorl_hpc.messages.inference import Completion
+from prorl_hpc.messages.rollout import RolloutSpec, SamplingParams
+from prorl_hpc.messages.trajectory import Message, Trajectory
+from prorl_hpc.sandbox.protocol import Sandbox
+
+
+class LLM(Protocol):
+    """The policy, as tokens. Sticky: all calls of one rollout reach the same server."""
+
+    async def generate(self, token_ids: Sequence[int], sampling: SamplingParams) -> Completion:
+        """Continue ``token_ids``; raises InferenceError."""
+        ...
+
+
+class Conversation(Protocol):
+    """A chat as token ids that only grow. Implemented in prorl_hpc.agents."""
+
+    def append(self, messages: Sequence[Message]) -> None:
+        """Tokenize new messages alone and append them, then open the assistant's turn."""
+        ...
+
+    async def generate(self) -> str:
+        """One assistant turn: appends exactly the ids that the engine returned, and returns their text without
+        control tokens. ``truncated`` is set if it was cut at the token limit."""
+        ...
+
+    @property
+    def truncated(self) -> bool: ...
+
+    @property
+    def trajectory(self) -> Trajectory: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The verified reward, and numbers for people (``turns``, ``tool_calls``, …)."""
+
+    reward: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class RolloutContext:
+    """One rollout on its way through the stages. ``notes`` carries what a later stage needs, such as
+    the final answer that RUN found."""
+
+    spec: RolloutSpec
+    sandbox: Sandbox
+    conversation: Conversation | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def require_conversation(self) -> Conversation:
+        assert self.conversation is not None, "RUN and later stages have a conversation"
+        return self.conversation
+
+
+class AgentHandler(Protocol):
+    """One task. Instances are made once per worker and shared by its rollouts: keep no state in them."""
+
+    @classmethod
+    def generate_rows(cls, split: str, size: int, seed: int) -> list[dict[str, Any]]:
+        """The built-in dataset: ``size`` rows of ``split`` (train or heldout), the same for the same arguments.
+        Raises ConfigError if the task has none and needs data.path."""
+        ...
+
+    @classmethod
+    def check_row(cls, row: Mapping[str, Any]) -> None:
+        """Raise ValueError naming the field if ``row`` is not one of this task's rows. Every row has a string ``id``."""
+        ...
+
+    async def init(self, context: RolloutContext) -> None:
+        """Prepare the sandbox."""
+        ...
+
+    async def run(self, context: RolloutContext) -> None:
+        """Drive the agent loop."""
+        ...
+
+    async def eval(self, context: RolloutContext) -> Evaluation:
+        """Score; the truth comes from the row, never from the sandbox's word alone."""
+        ...

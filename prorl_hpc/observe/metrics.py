@@ -1,0 +1,56 @@
+"""``metrics.jsonl``: one JSON object per line, only ever appended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class MetricsLog:
+    """Append-only log of one run's numbers. One process writes it, anybody reads it at any time.
+
+    Lines have ``kind`` (``step`` or ``eval``), ``step`` and ``time`` (seconds since the epoch);
+    the trainer documents the rest.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add one line and flush it to the disk. A torn last line, left by a writer that was killed, is closed
+        first, so that it spoils nothing but itself."""
+        line = msgspec.json.encode(record) + b"\n"
+        with self.path.open("ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole lines, oldest first; empty if there is no file yet. Lines that are not JSON objects are skipped:
+        only a torn write leaves one."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        records = []
+        for line in content.splitlines():
+            try:
+                records.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except msgspec.DecodeError:
+                continue
+        return records
+
+
+def newest_per_step(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """The records of ``kind`` by rising ``step``. A resumed run repeats the steps after its checkpoint;
+    the last record of a step counts."""
+    by_step = {int(record["step"]): record for record in records if record.get("kind") == kind and "step" in record}
+    return [by_step[step] for step in sorted(by_step)]

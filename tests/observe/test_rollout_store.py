@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchState, GroupOutcome, GroupResult
+from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, Stage, StageTiming, Status
+from prorl_hpc.messages.trajectory import Message, Segment, Trajectory
+from prorl_hpc.observe.rollout_store import SCHEMA, RolloutStore, read_rollouts
+
+DONE = RolloutResult(
+    rollout_id="step-1.g0.s0",
+    group_id="step-1.g0",
+    sample=0,
+    task="file_quest",
+    status=Status.DONE,
+    reward=1.0,
+    metrics={"turns": 2.0, "tool_calls": 1.0},
+    trajectory=Trajectory(
+        segments=[
+            Segment([1, 2, 3]),
+            Segment([4, 5], logprobs=[-0.5, -0.25], trained=True, weight_version=7),
+        ],
+        messages=[Message("user", "wie viele?"), Message("assistant", "zwölf")],
+    ),
+    timings=[StageTiming(Stage.RUN, 0.5, 1.5)],
+    worker="worker-0",
+    server="inference-0",
+    row_id="train-17",
+)
+BROKEN = RolloutResult(
+    rollout_id="step-1.g0.s1",
+    group_id="step-1.g0",
+    sample=1,
+    task="file_quest",
+    status=Status.FAILED,
+    failure=Failure(Stage.INIT, FailureKind.SANDBOX, "no namespace"),
+    attempts=3,
+)
+
+
+def batch(*rollouts: RolloutResult) -> BatchResult:
+    progress = BatchProgress("step-1", BatchState.DONE, 1, 1, 0, 0, 0, 1, 1, 1)
+    group = GroupResult("step-1.g0", 0, GroupOutcome.ACCEPTED, list(rollouts))
+    return BatchResult(progress, [group] if rollouts else [], 12.5)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    path = RolloutStore(run).write_batch("step-1", batch(DONE, BROKEN))
+    assert path == run.rollouts / "step-1.parquet"
+    done, broken = read_rollouts(run).to_pylist()
+    assert done["token_ids"] == [1, 2, 3, 4, 5]
+    assert done["loss_mask"] == [False, False, False, True, True]
+    assert done["logprobs"] == [0, 0, 0, -0.5, -0.25]
+    assert done["segment_lengths"] == [3, 2] and done["weight_versions"] == [None, 7]
+    assert done["messages"][1] == {"role": "assistant", "content": "zwölf"}
+    assert dict(done["metrics"]) == {"turns": 2.0, "tool_calls": 1.0}
+    assert done["timings"] == [{"stage": "run", "queued_s": 0.5, "busy_s": 1.5}]
+    assert (done["reward"], done["failure_kind"], done["group_outcome"]) == (1.0, None, "accepted")
+    assert (broken["reward"], broken["failure_stage"], broken["failure_kind"]) == (None, "init", "sandbox")
+    assert broken["attempts"] == 3 and broken["token_ids"] == []
+    assert done["batch_elapsed_s"] == broken["batch_elapsed_s"] == 12.5
+
+
+def test_batches_join_in_order_and_a_repeated_one_replaces(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    store = RolloutStore(run)
+    store.write_batch("b", batch(DONE))
+    store.write_batch("a", batch(BROKEN))
+    store.write_batch("b", batch(DONE, BROKEN))
+    assert read_rollouts(run)["batch_id"].to_pylist() == ["a", "b", "b"]
+
+
+def test_empty_batches_and_empty_runs_keep_the_columns(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert read_rollouts(run).schema.equals(SCHEMA)
+    RolloutStore(run).write_batch("nothing", batch())
+    table = read_rollouts(run)
+    assert table.num_rows == 0 and table.schema.equals(SCHEMA)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory(tmp_path)
+
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("prorl_hpc.observe.rollout_store.pq.write_table", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        RolloutStore(run).write_batch("step-1", batch(DONE))
+    assert list(run.rollouts.iterdir()) == []
+
+
+@pytest.mark.parametrize("batch_id", ["", "../escape", ".hidden", "a/b", "a\0b"])
+def test_ids_that_are_no_file_names_are_refused(tmp_path: Path, batch_id: str) -> None:
+    with pytest.raises(ValueError, match="batch_id"):
+        RolloutStore(RunDirectory(tmp_path)).write_batch(batch_id, batch(DONE))
+
+
+def test_odd_numbers_survive(tmp_path: Path) -> None:
+    import msgspec
+
+    run = RunDirectory(tmp_path)
+    RolloutStore(run).write_batch("b", batch(msgspec.structs.replace(DONE, metrics={"x": math.inf}, reward=-0.5)))
+    (row,) = read_rollouts(run).to_pylist()
+    assert row["reward"] == -0.5 and dict(row["metrics"]) == {"x": math.inf}

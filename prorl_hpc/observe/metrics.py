@@ -1,4 +1,22 @@
-"""``metrics.jsonl``: one JSON object per line, only ever appended."""
+"""``metrics.jsonl``: one JSON object per line, only ever appended.
+
+The trainer writes it; the display and the report read it and cope with keys that are missing.
+Every line has ``kind``, ``step`` and ``time`` (seconds since the epoch).
+
+``kind: step``, after each optimizer step (counted from 1):
+
+- ``reward``: mean over all finished rollouts of the batch, those of uniform groups too; ``reward_accepted``: over
+  the groups that were trained on
+- ``rollouts``, ``rollouts_failed``, ``groups_accepted``, ``groups_uniform``, ``groups_broken``: counts
+- ``failures``: {kind: rollouts}
+- ``tokens_generated``, ``tokens_trained``, ``tokens_total``: tokens that the policy wrote, that went into the loss, with prompts
+- ``seconds``: {``rollouts``, ``training``, ``publishing``, ``saving``, ``evaluating``, ``total``}, those that apply
+- ``loss``, ``grad_norm``, ``learning_rate``, ``entropy``, ``clip_fraction``, ``weight_version``
+- ``logprob_gap_mean``, ``logprob_gap_max``: |engine - trainer| over the trained tokens, nats; ``probe_gap``: on the probe
+
+``kind: eval``, held-out prompts (``step`` 0: before training): ``reward`` mean, ``successes`` rollouts with reward 1
+of ``rollouts`` finished ones, ``seconds`` (a number).
+"""
 
 from __future__ import annotations
 

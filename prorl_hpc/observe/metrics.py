@@ -70,5 +70,6 @@ class MetricsLog:
 def newest_per_step(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     """The records of ``kind`` by rising ``step``. A resumed run repeats the steps after its checkpoint;
     the last record of a step counts."""
-    by_step = {int(record["step"]): record for record in records if record.get("kind") == kind and "step" in record}
+    wanted = [record for record in records if record.get("kind") == kind and isinstance(record.get("step"), int)]
+    by_step = {record["step"]: record for record in wanted}
     return [by_step[step] for step in sorted(by_step)]

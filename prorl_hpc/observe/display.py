@@ -1,0 +1,145 @@
+"""The live display of a run: one rich renderable per snapshot."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from prorl_hpc.messages.batch import BatchProgress
+from prorl_hpc.messages.status import Phase, ProcessState, ServerStatus, WorkerStatus
+from prorl_hpc.observe.snapshot import Snapshot
+from prorl_hpc.observe.wording import clock, count, number, sparkline
+
+PHASE_STYLE = {
+    Phase.STARTING: "yellow",
+    Phase.READY: "green",
+    Phase.STOPPING: "yellow",
+    Phase.ENDED: "dim",
+    Phase.FAILED: "bold red",
+}
+MAX_ROWS = 8
+"""Workers, servers and processes shown; more are counted in a last line, so that a big run fits a terminal."""
+
+
+def render(run_id: str, snapshot: Snapshot, elapsed_s: float) -> RenderableType:
+    """Process states while starting; then the run's work."""
+    parts: list[RenderableType] = []
+    unsettled = [p for p in snapshot.processes if p.phase is not Phase.READY]
+    if snapshot.starting or unsettled:
+        parts.append(_process_table(snapshot.processes))
+    if snapshot.run is not None and not snapshot.starting:
+        if snapshot.run.workers:
+            parts.append(_worker_table(snapshot.run.workers))
+        if snapshot.run.servers:
+            parts.append(_server_table(snapshot.run.servers))
+        parts.append(_rollout_line(snapshot))
+    if snapshot.trainer is not None:
+        parts.append(_training(snapshot))
+    title = Text.assemble((run_id, "bold"), f"  {clock(elapsed_s)}")
+    return Panel(Group(*parts), title=title, title_align="left", border_style="blue")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    for column in columns:
+        table.add_column(column, overflow="ellipsis", no_wrap=True)
+    return table
+
+
+def _row(table: Table, *cells: str | Text) -> None:
+    """Add a row; strings are taken as they are, never as markup."""
+    table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+
+
+def _more(table: Table, total: int) -> None:
+    if total > MAX_ROWS:
+        _row(table, Text(f"… and {total - MAX_ROWS} more", style="dim"))
+
+
+def _process_table(processes: list[ProcessState]) -> RenderableType:
+    if not processes:
+        return Text("waiting for the first process to report", style="yellow")
+    table = _table("process", "node", "state", "doing")
+    busy_first = sorted(processes, key=lambda p: p.phase is Phase.READY)
+    for process in busy_first[:MAX_ROWS]:
+        state = Text(process.phase.value, style=PHASE_STYLE[process.phase])
+        _row(table, process.name, process.node, state, process.detail)
+    _more(table, len(processes))
+    return table
+
+
+def _worker_table(workers: list[WorkerStatus]) -> Table:
+    names = list(dict.fromkeys(name for worker in workers for name in worker.pools))
+    table = _table("worker", "node", "sandbox", *names)
+    for worker in workers[:MAX_ROWS]:
+        pools = [_pool(worker.pools.get(name, [0, 0])) for name in names]
+        _row(table, worker.worker_id, worker.node, worker.sandbox, *pools)
+    _more(table, len(workers))
+    return table
+
+
+def _pool(used_and_size: list[int]) -> Text:
+    used, size = (*used_and_size, 0, 0)[:2]
+    return Text(f"{used}/{size}", style="bold" if size and used >= size else "")
+
+
+def _server_table(servers: list[ServerStatus]) -> Table:
+    table = _table("server", "node", "engine", "weights", "running", "waiting", "tokens/s", "")
+    for server in servers[:MAX_ROWS]:
+        health = Text(server.detail) if server.healthy else Text(server.detail or "unhealthy", style="bold red")
+        _row(
+            table,
+            server.server_id,
+            server.node,
+            server.engine,
+            f"v{server.weight_version}",
+            str(server.running),
+            str(server.waiting),
+            f"{server.tokens_per_s:.0f}",
+            health,
+        )
+    _more(table, len(servers))
+    return table
+
+
+def _rollout_line(snapshot: Snapshot) -> Text:
+    assert snapshot.run is not None
+    counts = ", ".join(f"{n} {status}" for status, n in snapshot.run.rollouts.items() if n)
+    line = Text(f"rollouts  {counts or 'none yet'}; {snapshot.run.rollouts_per_s:.2f}/s")
+    for batch in snapshot.run.batches[:2]:
+        line.append("\n" + _batch(batch))
+    return line
+
+
+def _batch(batch: BatchProgress) -> str:
+    dropped = f"{batch.uniform} uniform, {batch.broken} broken"
+    return (
+        f"batch {batch.batch_id}  {batch.accepted}/{batch.groups_wanted} groups, {batch.in_flight} in flight, {dropped}"
+    )
+
+
+def _training(snapshot: Snapshot) -> RenderableType:
+    trainer = snapshot.trainer
+    assert trainer is not None
+    head = Text.assemble(("step ", "dim"), (f"{trainer.step}/{trainer.steps}", "bold"), f"  {trainer.phase}")
+    if trainer.detail:
+        head.append(f" ({trainer.detail})")
+    if trainer.eta_s is not None:
+        head.append(f"  about {clock(trainer.eta_s)} to go")
+    lines: list[RenderableType] = [
+        Text(""),
+        head,
+        ProgressBar(total=max(1, trainer.steps), completed=trainer.step, width=60),
+    ]
+    if rewards := snapshot.rewards:
+        last = " ".join(number(reward) for reward in rewards[-5:])
+        lines.append(Text.assemble(("reward    ", "dim"), (sparkline(rewards), "green"), f"  {last}"))
+    if trainer.heldout_start is not None:
+        held = f"{number(trainer.heldout_start, 3)} before"
+        if trainer.heldout_last is not None and len(snapshot.evals) > 1:
+            held += f", {number(trainer.heldout_last, 3)} now ({count(len(snapshot.evals), 'evaluation')})"
+        lines.append(Text.assemble(("held-out  ", "dim"), held))
+    return Group(*lines)

@@ -1,0 +1,92 @@
+"""What a run's files say at this moment; never raises on missing, half-written or foreign ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.messages.codec import read_json
+from prorl_hpc.messages.status import Phase, ProcessState, RunStatus, TrainerStatus
+from prorl_hpc.observe.metrics import MetricsLog, newest_per_step
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """``steps`` and ``evals`` are the records of metrics.jsonl, one per step."""
+
+    processes: list[ProcessState] = field(default_factory=list)
+    run: RunStatus | None = None
+    trainer: TrainerStatus | None = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    evals: list[dict[str, Any]] = field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def starting(self) -> bool:
+        """True until every process that has reported was ready."""
+        return not self.processes or any(p.phase is Phase.STARTING for p in self.processes)
+
+    @property
+    def over(self) -> bool:
+        """The trainer is done and every process has ended."""
+        return self.finished and all(p.phase in (Phase.ENDED, Phase.FAILED) for p in self.processes)
+
+    @property
+    def rewards(self) -> list[float]:
+        """Training reward per step, oldest first."""
+        return [float(r["reward"]) for r in self.steps if isinstance(r.get("reward"), int | float)]
+
+
+class SnapshotReader:
+    """Reads one run again and again; metrics.jsonl only when it has grown."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._metrics_size = -1
+        self._steps: list[dict[str, Any]] = []
+        self._evals: list[dict[str, Any]] = []
+
+    def read(self) -> Snapshot:
+        self._read_metrics()
+        return Snapshot(
+            processes=self._processes(),
+            run=read_tolerantly(self._run.status_file, RunStatus),
+            trainer=read_tolerantly(self._run.trainer_status_file, TrainerStatus),
+            steps=self._steps,
+            evals=self._evals,
+            finished=self._run.finished_marker.exists(),
+        )
+
+    def _processes(self) -> list[ProcessState]:
+        """In the order of starting: coordinator, workers, servers, trainers."""
+        others = {self._run.status_file, self._run.trainer_status_file, self._run.failure_file}
+        files = [file for file in self._run.state.glob("*.json") if file not in others]
+        states = [state for file in files if (state := read_tolerantly(file, ProcessState)) is not None]
+        order = {role: place for place, role in enumerate(("coordinator", "worker", "inference", "trainer"))}
+        return sorted(states, key=lambda s: (order.get(s.role, len(order)), len(s.name), s.name))
+
+    def _read_metrics(self) -> None:
+        try:
+            size = self._run.metrics_file.stat().st_size
+            if size == self._metrics_size:
+                return
+            records = MetricsLog(self._run.metrics_file).read()
+        except OSError:
+            return
+        self._metrics_size = size
+        self._steps = newest_per_step(records, "step")
+        self._evals = newest_per_step(records, "eval")
+
+
+def read_tolerantly(path: Path, type_: type[T]) -> T | None:
+    """The file as ``type_``; None if it is missing, unreadable or not (yet) of that type."""
+    try:
+        return read_json(path, type_)
+    except (OSError, msgspec.MsgspecError):
+        return None

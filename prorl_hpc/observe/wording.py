@@ -1,0 +1,51 @@
+"""How the display, the plain lines and the report write numbers for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def clock(seconds: float) -> str:
+    """``75`` → ``1:15``; hours where there are any."""
+    whole = max(0, round(seconds))
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The last ``width`` values as bars; the scale holds at least 0 to 1, so that a reward of 0.5 is half a bar."""
+    shown = values[-width:]
+    if not shown:
+        return ""
+    low, high = min(0.0, *shown), max(1.0, *shown)
+    return "".join(BARS[min(len(BARS) - 1, int((v - low) / (high - low) * len(BARS)))] for v in shown)
+
+
+def number(value: Any, digits: int = 2) -> str:
+    """A number with ``digits`` decimals; ``–`` for what is missing or no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "–"
+    return f"{value:.{digits}f}"
+
+
+def count(amount: int, singular: str, plural: str = "") -> str:
+    """``1 rollout``, ``2 rollouts``."""
+    return f"{amount} {singular if amount == 1 else plural or singular + 's'}"
+
+
+def step_seconds(record: dict[str, Any]) -> float | None:
+    """Seconds that a step took in all; None if its record does not say."""
+    seconds = record.get("seconds")
+    if isinstance(seconds, int | float):
+        return float(seconds)
+    if isinstance(seconds, dict):
+        total = seconds.get("total")
+        if isinstance(total, int | float):
+            return float(total)
+        parts = [v for v in seconds.values() if isinstance(v, int | float)]
+        return float(sum(parts)) if parts else None
+    return None

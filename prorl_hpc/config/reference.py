@@ -1,0 +1,63 @@
+"""The configuration reference, made from the schemas: ``python -m prorl_hpc.config.reference > docs/configuration.md``."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from typing import Any
+
+from prorl_hpc.config import schema
+
+_INTRO = """# Configuration reference
+
+Made from the schemas by `python -m prorl_hpc.config.reference`; do not edit.
+
+Every key can be overridden on the command line, `python -m prorl_hpc launch trainer.steps=20 task.max_turns=5`;
+a group is chosen by its name, `cluster=slurm model=path engine=vllm`. `--cfg job` prints the composed configuration,
+`--dry-run` checks it and prints the plan. Unknown keys and wrong types are refused before anything starts.
+"""
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The string literals that follow the fields in the class's source."""
+    body = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            docs[field.target.id] = " ".join(str(after.value.value).split())
+    return docs
+
+
+def _rows(value: Any, prefix: str) -> list[str]:
+    """One table row a field; nested dataclasses are flattened into dotted keys."""
+    docs = _field_docs(type(value))
+    rows = []
+    for field in dataclasses.fields(value):
+        key, current = f"{prefix}.{field.name}", getattr(value, field.name)
+        if dataclasses.is_dataclass(current):
+            rows += _rows(current, key)
+        else:
+            shown = f"`{current!r}`".replace("|", "\\|")
+            rows.append(
+                f"| `{key}` | {field.type} | {shown} | {docs.get(field.name, '').replace('|', chr(92) + '|')} |"
+            )
+    return rows
+
+
+def reference() -> str:
+    """The whole reference as Markdown."""
+    parts = [_INTRO]
+    config = schema.ProrlConfig()
+    for field in dataclasses.fields(config):
+        group = getattr(config, field.name)
+        parts.append(f"\n## `{field.name}`\n\n{inspect.getdoc(type(group))}\n")
+        parts.append("| key | type | default of the schema | meaning |\n|---|---|---|---|")
+        parts.append("\n".join(_rows(group, field.name)))
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -38,8 +37,9 @@ def render(run_id: str, snapshot: Snapshot, elapsed_s: float) -> RenderableType:
         parts.append(_rollout_line(snapshot))
     if snapshot.trainer is not None:
         parts.append(_training(snapshot))
+    spaced = [part for entry in parts for part in (Text(""), entry)][1:]
     title = Text.assemble((run_id, "bold"), f"  {clock(elapsed_s)}")
-    return Panel(Group(*parts), title=title, title_align="left", border_style="blue")
+    return Panel(Group(*spaced), title=title, title_align="left", border_style="blue")
 
 
 def _table(*columns: str) -> Table:
@@ -129,11 +129,7 @@ def _training(snapshot: Snapshot) -> RenderableType:
         head.append(f" ({trainer.detail})")
     if trainer.eta_s is not None:
         head.append(f"  about {clock(trainer.eta_s)} to go")
-    lines: list[RenderableType] = [
-        Text(""),
-        head,
-        ProgressBar(total=max(1, trainer.steps), completed=trainer.step, width=60),
-    ]
+    lines: list[RenderableType] = [head, _bar(trainer.step, trainer.steps)]
     if rewards := snapshot.rewards:
         last = " ".join(number(reward) for reward in rewards[-5:])
         lines.append(Text.assemble(("reward    ", "dim"), (sparkline(rewards), "green"), f"  {last}"))
@@ -143,3 +139,8 @@ def _training(snapshot: Snapshot) -> RenderableType:
             held += f", {number(trainer.heldout_last, 3)} now ({count(len(snapshot.evals), 'evaluation')})"
         lines.append(Text.assemble(("held-out  ", "dim"), held))
     return Group(*lines)
+
+
+def _bar(done: int, total: int, width: int = 60) -> Text:
+    filled = width * min(done, total) // max(1, total)
+    return Text.assemble(("━" * filled, "green"), ("━" * (width - filled), "bright_black"))

@@ -1,0 +1,203 @@
+"""report.md and reward.png: what a run did, in numbers, and what to do with what it left."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.observe.reward_plot import draw_reward_plot
+from prorl_hpc.observe.run_figures import RunFigures, wilson_interval
+from prorl_hpc.observe.snapshot import read_tolerantly
+from prorl_hpc.observe.wording import clock, count, number
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write reward.png and report.md from what the run has left so far; returns the path of report.md.
+
+    Works for a run that failed before its first step. Reads files only.
+    """
+    config, figures = run.load_config(), RunFigures.of(run)
+    draw_reward_plot(figures, run.run_id, run.reward_plot)
+    sections = [
+        _head(run, config, figures),
+        _results(figures),
+        "![reward per step](reward.png)",
+        _throughput(figures),
+        _groups(figures),
+        _agreement(figures),
+        _places(run, figures),
+        _next_steps(run, figures),
+    ]
+    run.report_file.write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")
+    return run.report_file
+
+
+def run_status(run: RunDirectory) -> str:
+    """``finished``, ``failed``, ``stopped`` or ``unfinished`` (nothing says how it ended, or it still runs)."""
+    if run.failure_file.exists():
+        return "failed"
+    if run.finished_marker.exists():
+        return "finished"
+    return "stopped" if run.stop_marker.exists() else "unfinished"
+
+
+def _head(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
+    status = run_status(run)
+    done = figures.steps[-1]["step"] if figures.steps else 0
+    trainer = config.trainer
+    rows = [
+        ("status", f"**{status}**" + _why_stopped(run, status)),
+        ("steps", f"{done} of {trainer.steps}"),
+        ("model", f"{config.model.name}, served by `engine.kind={config.engine.kind}`"),
+        ("task", config.task.name),
+        ("batch", f"{trainer.groups_per_step} groups of {trainer.group_size} samples"),
+        ("cluster", config.cluster.kind),
+    ]
+    text = f"# Run {run.run_id}\n\n" + _table(("", ""), rows)
+    return text + _failure(run)
+
+
+def _why_stopped(run: RunDirectory, status: str) -> str:
+    reason = run.stop_marker.read_text(encoding="utf-8", errors="replace").strip() if status == "stopped" else ""
+    return f" ({reason})" if reason else ""
+
+
+def _failure(run: RunDirectory) -> str:
+    """The process that died and its last lines."""
+    failure = read_tolerantly(run.failure_file, dict[str, Any])
+    if failure is None:
+        return ""
+    lines = failure.get("last_lines") or failure.get("lines") or []
+    facts = ", ".join(f"{k}: {v}" for k, v in failure.items() if isinstance(v, str | int | float) and k != "name")
+    text = f"\n\n## What broke\n\nProcess **{failure.get('name', 'unknown')}** ended the run" + (
+        f" ({facts})." if facts else "."
+    )
+    if isinstance(lines, list) and lines:
+        text += "\n\n```text\n" + "\n".join(str(line).rstrip() for line in lines) + "\n```"
+    return text
+
+
+def _results(figures: RunFigures) -> str:
+    rows = []
+    if figures.evals:
+        rows.append(("held-out reward before training", _evaluation(figures.evals[0])))
+        if len(figures.evals) > 1:
+            after = f"held-out reward after step {figures.evals[-1]['step']}"
+            rows.append((after, _evaluation(figures.evals[-1])))
+    rewards = [r for r in figures.steps if isinstance(r.get("reward"), int | float)]
+    if rewards:
+        rows.append(("training reward, first step", number(rewards[0]["reward"], 3)))
+        best = max(rewards, key=lambda r: float(r["reward"]))
+        rows.append(("training reward, last step", number(rewards[-1]["reward"], 3)))
+        rows.append(("training reward, best step", f"{number(best['reward'], 3)} (step {best['step']})"))
+    if not rows:
+        return "## Results\n\nNo step was finished and nothing was evaluated."
+    return "## Results\n\n" + _table(("", ""), rows)
+
+
+def _evaluation(record: dict[str, Any]) -> str:
+    """Reward with counts and a 95 % Wilson interval of the success rate."""
+    successes, trials = record.get("successes"), record.get("rollouts")
+    if not isinstance(successes, int) or not isinstance(trials, int) or not trials:
+        return number(record.get("reward"), 3)
+    low, high = wilson_interval(successes, trials)
+    rate = f"{successes} of {trials} solved, 95 % interval of the success rate {low:.1%} to {high:.1%}"
+    return f"{number(record.get('reward'), 3)} ({rate})"
+
+
+def _throughput(figures: RunFigures) -> str:
+    phases = figures.seconds_by_phase
+    if not phases:
+        return ""
+    total = sum(phases.values())
+    rates = [
+        ("rollouts per second", number(figures.rate("rollouts"), 2)),
+        ("generated tokens per second", number(figures.rate("tokens_generated"), 1)),
+        ("seconds per step", number(total / len(figures.steps), 1)),
+    ]
+    by_phase = [(name, clock(seconds), f"{seconds / total:.0%}") for name, seconds in phases.items() if total > 0]
+    return (
+        "## Throughput and time\n\nRates are per second of the rollout phase.\n\n"
+        + _table(("", ""), rates)
+        + "\n\n"
+        + _table(("phase", "time", "share"), by_phase)
+    )
+
+
+def _groups(figures: RunFigures) -> str:
+    rows = []
+    for key, meaning in (
+        ("groups_accepted", "accepted: trained on"),
+        ("groups_uniform", "uniform: all samples had the same reward, so nothing to learn"),
+        ("groups_broken", "broken: too few samples finished"),
+    ):
+        if (total := figures.total(key)) is not None:
+            rows.append((meaning, str(int(total))))
+    text = "## Groups and failures\n\n" + _table(("groups", "count"), rows) if rows else ""
+    if figures.status_counts:
+        statuses = ", ".join(f"{n} {status}" for status, n in sorted(figures.status_counts.items()))
+        text += ("\n\n" if text else "## Groups and failures\n\n") + f"Rollouts, evaluations included: {statuses}."
+    if figures.failures:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(figures.failures.items(), key=lambda item: -item[1]))
+        text += ("\n\n" if text else "## Groups and failures\n\n") + f"Broken rollouts by kind: {kinds}."
+    return text
+
+
+def _agreement(figures: RunFigures) -> str:
+    mean, largest = figures.mean("logprob_gap_mean"), figures.largest("logprob_gap_max")
+    probe = figures.largest("probe_gap")
+    if mean is None and largest is None and probe is None:
+        return ""
+    facts = [
+        ("mean over trained tokens", mean),
+        ("largest on a trained token", largest),
+        ("largest on the probe", probe),
+    ]
+    rows = [(name, f"{value:.1e}") for name, value in facts if value is not None]
+    note = "Difference of the engine's and the trainer's log-probabilities for the same tokens and weights, in nats."
+    return f"## Engine and trainer agree\n\n{note}\n\n" + _table(("", ""), rows)
+
+
+def _places(run: RunDirectory, figures: RunFigures) -> str:
+    places = [
+        ("composed configuration", run.config_file),
+        ("metrics, one line per step", run.metrics_file),
+        ("TensorBoard", run.tensorboard),
+        ("full trajectories (Parquet)", run.rollouts),
+        ("checkpoints (Hugging Face)", run.checkpoints),
+        ("logs per process", run.logs),
+        ("reward curve", run.reward_plot),
+    ]
+    rows = [(what, f"`{path.relative_to(run.path)}`") for what, path in places if path.exists()]
+    return f"## Where everything is\n\nUnder `{run.path}`:\n\n" + _table(("", ""), rows)
+
+
+def _next_steps(run: RunDirectory, figures: RunFigures) -> str:
+    parts = []
+    if figures.checkpoints:
+        newest = figures.checkpoints[-1]
+        python = (
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+            f"model = AutoModelForCausalLM.from_pretrained({str(newest)!r})\n"
+            f"tokenizer = AutoTokenizer.from_pretrained({str(newest)!r})"
+        )
+        parts.append(
+            f"## Use the model\n\n{count(len(figures.checkpoints), 'checkpoint')} kept; the newest is `{newest.name}`.\n\n"
+            f"```python\n{python}\n```\n\n```sh\nvllm serve {shlex.quote(str(newest))}\n```"
+        )
+    if run_status(run) != "finished":
+        command = f"python -m prorl_hpc resume {shlex.quote(str(run.path))}"
+        start = "the newest checkpoint" if figures.checkpoints else "the start: there is no checkpoint yet"
+        parts.append(f"## Go on\n\n```sh\n{command}\n```\n\ncontinues from {start}.")
+    return "\n\n".join(parts)
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table; pipes and line ends in cells would break it."""
+    lines = [header, ("---",) * len(header), *rows]
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchState, GroupOutcome, GroupResult
+from prorl_hpc.messages.codec import write_json
+from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, Status
+from prorl_hpc.observe.metrics import MetricsLog
+from prorl_hpc.observe.report import write_report
+from prorl_hpc.observe.rollout_store import RolloutStore
+from prorl_hpc.observe.run_figures import loadable_checkpoints, wilson_interval
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    config = ProrlConfig()
+    config.run.root = str(tmp_path)
+    return RunDirectory.create(config)
+
+
+def fill(run: RunDirectory) -> None:
+    log = MetricsLog(run.metrics_file)
+    log.append({"kind": "eval", "step": 0, "time": 1.0, "reward": 0.03125, "successes": 2, "rollouts": 64})
+    for step in range(1, 5):
+        log.append(
+            {
+                "kind": "step",
+                "step": step,
+                "time": float(step),
+                "reward": 0.2 * step,
+                "rollouts": 32,
+                "groups_accepted": 4,
+                "groups_uniform": step,
+                "groups_broken": 0,
+                "tokens_generated": 600,
+                "seconds": {"rollouts": 10.0, "training": 28.0, "publishing": 2.0, "total": 41.0},
+                "logprob_gap_mean": 1e-6,
+                "logprob_gap_max": step * 1e-5,
+            }
+        )
+    log.append({"kind": "eval", "step": 4, "time": 9.0, "reward": 0.9375, "successes": 60, "rollouts": 64})
+    broken = RolloutResult("b.g0.s0", "b.g0", 0, "t", Status.FAILED, failure=Failure(None, FailureKind.SANDBOX, "x"))
+    fine = RolloutResult("b.g0.s1", "b.g0", 1, "t", Status.DONE, reward=1.0)
+    progress = BatchProgress("b", BatchState.DONE, 1, 1, 0, 0, 0, 1, 1, 1)
+    group = GroupResult("b.g0", 0, GroupOutcome.ACCEPTED, [broken, fine])
+    RolloutStore(run).write_batch("b", BatchResult(progress, [group], 1.0))
+    for step in (2, 10):
+        (run.checkpoints / f"step-{step}").mkdir()
+        (run.checkpoints / f"step-{step}" / "config.json").write_text("{}")
+    (run.checkpoints / "step-11").mkdir()  # half-written: no model in it
+
+
+def test_report_of_a_finished_run(run: RunDirectory) -> None:
+    fill(run)
+    run.finished_marker.touch()
+    text = write_report(run).read_text()
+    for part in (
+        "**finished**",
+        "4 of 16",
+        "0.031 (2 of 64 solved, 95 % interval of the success rate 0.9% to 10.7%)",
+        "held-out reward after step 4 | 0.938 (60 of 64 solved",
+        "rollouts per second | 3.20",
+        "generated tokens per second | 60.0",
+        "training | 1:52 | 70%",
+        "| 10 |",
+        "1 sandbox",
+        "4.0e-05",
+        "step-10",
+        f"vllm serve {run.checkpoints / 'step-10'}",
+        "`rollouts`",
+    ):
+        assert part in text, part
+    assert "resume" not in text
+    assert run.reward_plot.read_bytes().startswith(PNG)
+
+
+def test_report_of_a_run_that_failed_before_its_first_step(run: RunDirectory) -> None:
+    write_json(run.failure_file, {"name": "inference-0", "exit_code": 1, "last_lines": ["Traceback", "OSError: no"]})
+    text = write_report(run).read_text()
+    for part in ("**failed**", "0 of 16", "**inference-0**", "exit_code: 1", "OSError: no", "No step was finished"):
+        assert part in text, part
+    assert f"python -m prorl_hpc resume {run.path}" in text and "no checkpoint yet" in text
+    assert run.reward_plot.read_bytes().startswith(PNG)
+
+
+def test_report_of_a_stopped_run_says_why_and_how_to_go_on(run: RunDirectory) -> None:
+    fill(run)
+    run.stop_marker.write_text("interrupted from the keyboard\n")
+    text = write_report(run).read_text()
+    assert "**stopped** (interrupted from the keyboard)" in text and "continues from the newest checkpoint" in text
+
+
+def test_report_copes_with_records_that_miss_keys(run: RunDirectory) -> None:
+    log = MetricsLog(run.metrics_file)
+    log.append({"kind": "step", "step": 1})
+    log.append({"kind": "step", "step": 2, "reward": None, "seconds": 3.5})
+    log.append({"kind": "eval", "step": 0, "reward": 0.5})
+    run.failure_file.write_text("half a fi")
+    assert "held-out reward before training | 0.500" in write_report(run).read_text()
+
+
+def test_checkpoints_are_ordered_by_number(run: RunDirectory) -> None:
+    fill(run)
+    assert [path.name for path in loadable_checkpoints(run)] == ["step-2", "step-10"]
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "interval"),
+    [(0, 10, (0.0, 0.2775)), (5, 10, (0.2366, 0.7634)), (10, 10, (0.7225, 1.0)), (0, 0, (0.0, 1.0))],
+)
+def test_wilson_interval(successes: int, trials: int, interval: tuple[float, float]) -> None:
+    assert wilson_interval(successes, trials) == pytest.approx(interval, abs=1e-4)

@@ -1,6 +1,8 @@
 """Everything that crosses the coordinator's ZeroMQ door, by direction.
 
-A node's agent says Hello, is answered Welcome, then sends Heartbeat every ``heartbeat_s``.
+A node's agent says Hello, is answered Welcome, then sends Heartbeat every ``heartbeat_s``. An agent that
+has heard nothing for long says Hello again, to learn whether the coordinator lives: that is answered by
+Welcome too, and loses nothing that the Hello says the agent still holds.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ class WorkerHello(msgspec.Struct, frozen=True, tag=True):
     pools: Pools
     sandbox: str
     """The runtime in use, for people: ``apptainer 1.4.5`` or ``local``."""
+    held: list[str] = []
+    """Rollouts that live on this worker now: empty from a fresh one, so whatever the coordinator had assigned
+    to it before and is not named here is lost; what is named goes on."""
 
 
 class InferenceHello(msgspec.Struct, frozen=True, tag=True):

@@ -67,16 +67,15 @@ class RolloutContext:
 
 
 class AgentHandler(Protocol):
-    """One task. Instances are made once per worker and shared by its rollouts: keep no state in them."""
+    """One task, constructed with its TaskConfig. Instances are made once per worker and shared by its
+    rollouts: keep no state in them beyond the configuration."""
 
-    @classmethod
-    def generate_rows(cls, split: str, size: int, seed: int) -> list[dict[str, Any]]:
+    def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
         """The built-in dataset: ``size`` rows of ``split`` (train or heldout), the same for the same arguments.
         Raises ConfigError if the task has none and needs data.path."""
         ...
 
-    @classmethod
-    def check_row(cls, row: Mapping[str, Any]) -> None:
+    def check_row(self, row: Mapping[str, Any]) -> None:
         """Raise ValueError naming the field if ``row`` is not one of this task's rows. Every row has a string ``id``."""
         ...
 

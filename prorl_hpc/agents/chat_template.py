@@ -1,0 +1,100 @@
+"""A model directory's Jinja chat template, rendered as transformers renders it, but without transformers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from prorl_hpc.messages.errors import ConfigError
+
+_SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def read_json_file(path: Path) -> dict[str, Any]:
+    """The object in ``path``, {} if there is no such file; ConfigError if it does not parse."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a {type(value).__name__}, expected an object")
+    return value
+
+
+class ChatTemplate:
+    """``render`` gives the text of a conversation; errors of the template come out as ConfigError."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], origin: str) -> None:
+        """``special_tokens``: bos_token, eos_token, … as the template may write them. ``origin``: for messages."""
+        self.origin = origin
+        self._special_tokens = dict(special_tokens)
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = time.strftime
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ConfigError(f"the chat template {origin} does not parse: {error}") from error
+
+    @classmethod
+    def open(cls, model_dir: Path) -> ChatTemplate:
+        """From chat_template.jinja, else from tokenizer_config.json; ConfigError if neither has one."""
+        settings = read_json_file(model_dir / "tokenizer_config.json")
+        special = {name: _token_text(settings.get(name)) for name in _SPECIAL_TOKEN_NAMES}
+        known = {name: text for name, text in special.items() if text}
+        file = model_dir / "chat_template.jinja"
+        if file.is_file():
+            return cls(file.read_text(encoding="utf-8"), known, str(file))
+        template = settings.get("chat_template")
+        if isinstance(template, list):
+            by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+            template = by_name.get("default")
+        if not isinstance(template, str):
+            raise ConfigError(
+                f"the model directory {model_dir} has no chat template: neither chat_template.jinja nor a "
+                "chat_template in tokenizer_config.json. Use an instruction-tuned model, or put a "
+                "chat_template.jinja there"
+            )
+        return cls(template, known, f"{model_dir / 'tokenizer_config.json'} (chat_template)")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self._special_tokens.get("eos_token")
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except Exception as error:  # a template is a program: whatever it raises is its own refusal
+            roles = ", ".join(message["role"] for message in messages)
+            raise ConfigError(f"the chat template {self.origin} refuses the roles ({roles}): {error}") from error
+
+
+def _token_text(token: Any) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    # Jinja's own filter escapes HTML; models are trained on what transformers writes.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

@@ -1,0 +1,106 @@
+"""``python -m prorl_hpc.worker --run-dir DIR --name NAME``: the agent of one CPU node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from prorl_hpc.agents.chat_format import ChatFormat
+from prorl_hpc.inference.client import LLMClient
+from prorl_hpc.messages.codec import read_json
+from prorl_hpc.messages.errors import ConfigError, ProrlError, TransportError
+from prorl_hpc.messages.status import Phase, ProcessState
+from prorl_hpc.observe.process import Process, process_arguments, stop_event
+from prorl_hpc.sandbox.factory import make_runtime
+from prorl_hpc.sandbox.protocol import Runtime
+from prorl_hpc.transport.channels import choose_endpoint
+from prorl_hpc.transport.keys import RunKeys
+from prorl_hpc.worker.agent import Worker
+from prorl_hpc.worker.stages import Policy
+
+log = logging.getLogger("prorl_hpc.worker")
+
+
+async def serve(process: Process) -> None:
+    """From the sandbox check to the end of the run; the runtime is closed on every way out."""
+    stop = stop_event()
+    policy = load_policy(process)
+    runtime = make_runtime(process.config.sandbox, process.runtime_dir, process.run.run_id)
+    try:
+        if await _unless_stopped(_prepare(process, runtime), stop):
+            await _work(process, runtime, policy, stop)
+    finally:
+        process.say(Phase.STOPPING)
+        await runtime.close()
+
+
+async def _prepare(process: Process, runtime: Runtime) -> None:
+    process.say(Phase.STARTING, "checking the sandbox")
+    await runtime.prepare()
+    process.say(Phase.STARTING, "waiting for the coordinator")
+    await process.wait_for("coordinator", process.config.run.start_timeout_s)
+
+
+async def _work(process: Process, runtime: Runtime, policy: Policy, stop: asyncio.Event) -> None:
+    keys = RunKeys.load(process.run.keys)
+    llms = LLMClient(process.node, keys, process.name)
+    try:
+        worker = Worker(
+            process.name, process.node, process.config, keys, runtime, llms, policy, lambda: find_coordinator(process)
+        )
+        await worker.run(stop, lambda: process.ready(detail=runtime.description))
+    finally:
+        await llms.close()
+
+
+def load_policy(process: Process) -> Policy:
+    """The policy's chat format and bounds; ConfigError if the model directory will not do."""
+    config = process.config
+    if not config.model.path:
+        raise ConfigError("model.path is empty: the worker needs the model's tokenizer and chat template")
+    return Policy(ChatFormat.open(config.model.path), config.model.max_context_tokens, config.task.max_turn_tokens)
+
+
+def find_coordinator(process: Process) -> str:
+    """The ZeroMQ endpoint that the coordinator publishes, the Unix socket if it is on this node."""
+    state = read_json(process.run.process_state("coordinator"), ProcessState)
+    if state is None or "zmq_ipc" not in state.endpoints:
+        raise TransportError(f"the coordinator has published no endpoint in {process.run.process_state('coordinator')}")
+    return choose_endpoint(process.node, state.node, state.endpoints["zmq_ipc"], state.endpoints.get("zmq_tcp", ""))
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Await ``work``; False if ``stop`` came first, then ``work`` is cancelled."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        task.result()
+        return True
+    finally:
+        task.cancel()
+        stopped.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+def main() -> int:
+    """Exit code 0 after a requested stop, 1 after anything else, with the reason in the log."""
+    arguments = process_arguments("worker")
+    process = Process.start("worker", arguments.run_dir, arguments.name)
+    try:
+        asyncio.run(serve(process))
+    except Exception as error:
+        expected = isinstance(error, ProrlError | TimeoutError)
+        log.error("%s", error, exc_info=None if expected else error)
+        process.say(Phase.FAILED, str(error))
+        return 1
+    process.ended()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""The CPU node's agent: takes the coordinator's orders, runs stages, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+
+from prorl_hpc.config.schema import ProrlConfig, RolloutConfig, TaskConfig
+from prorl_hpc.messages.control import (
+    Discard,
+    Discarded,
+    Goodbye,
+    Pools,
+    Shutdown,
+    StageFinished,
+    StartEval,
+    StartInit,
+    StartRun,
+    WorkerHello,
+    WorkerLoad,
+)
+from prorl_hpc.messages.errors import ConfigError, RunError
+from prorl_hpc.sandbox.protocol import Runtime
+from prorl_hpc.tasks.protocol import AgentHandler
+from prorl_hpc.tasks.registry import BUILT_IN, get_handler
+from prorl_hpc.transport.keys import RunKeys
+from prorl_hpc.worker.connection import CoordinatorLine
+from prorl_hpc.worker.stages import LLMSource, Policy, StageRunner
+
+log = logging.getLogger(__name__)
+
+STOP_WITHIN_S = 3.0
+"""How long freeing everything may take when the worker ends."""
+
+
+class Handlers:
+    """Handlers by task name, each made once. Only the run's own task may be named by import path: names come
+    from clients of the service, and a path imports code."""
+
+    def __init__(self, task: TaskConfig) -> None:
+        self._task = task
+        self._made: dict[str, AgentHandler] = {task.name: get_handler(task.name, task)}
+
+    def __call__(self, name: str) -> AgentHandler:
+        if name not in self._made:
+            if name not in BUILT_IN:
+                known = ", ".join(sorted({*BUILT_IN, self._task.name}))
+                raise ConfigError(f"task {name} is not one that this run serves: {known}")
+            # The options belong to the run's own task.
+            self._made[name] = get_handler(name, dataclasses.replace(self._task, name=name, options={}))
+        return self._made[name]
+
+
+class Worker:
+    """``run`` returns when the worker was told to stop, and raises what ends it otherwise."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        node: str,
+        config: ProrlConfig,
+        keys: RunKeys,
+        runtime: Runtime,
+        llms: LLMSource,
+        policy: Policy,
+        find_endpoint: Callable[[], str],
+    ) -> None:
+        """``runtime`` is prepared; the caller closes it. ``find_endpoint`` gives the coordinator's address."""
+        self._worker_id = worker_id
+        self._node = node
+        self._pools = pools_of(config.rollout)
+        self._runtime = runtime
+        self._stages = StageRunner(worker_id, runtime, llms, policy, Handlers(config.task), self._report)
+        self._line = CoordinatorLine(
+            keys,
+            worker_id,
+            find_endpoint,
+            self._hello,
+            self._load,
+            heartbeat_s=config.rollout.heartbeat_s,
+            lost_after_s=config.rollout.lost_after_s,
+        )
+
+    async def run(self, stop: asyncio.Event, on_welcome: Callable[[], None] = lambda: None) -> str:
+        """Serve until Shutdown or ``stop``; returns the reason. Raises RunError if the coordinator is lost or
+        sandboxes do not stop, TransportError if it speaks another version."""
+        parts = [
+            asyncio.create_task(self._obey(), name="orders"),
+            asyncio.create_task(self._line.watch(), name="heartbeat"),
+            asyncio.create_task(self._told_to_stop(stop), name="stop"),
+        ]
+        welcome = asyncio.create_task(self._greet(on_welcome))
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            reason = next((task.result() for task in done if task.exception() is None), None)
+            if reason is None:
+                raise next(error for task in done if (error := task.exception()) is not None)
+            log.info("stopping: %s", reason)
+            return str(reason)
+        finally:
+            for task in (*parts, welcome):
+                task.cancel()
+            await asyncio.gather(*parts, welcome, return_exceptions=True)
+            await self._free_everything()
+            self._line.close()
+
+    async def _obey(self) -> str:
+        async for order in self._line.messages():
+            match order:
+                case StartInit():
+                    self._stages.start_init(order)
+                case StartRun():
+                    self._stages.start_run(order)
+                case StartEval():
+                    self._stages.start_eval(order)
+                case Discard():
+                    self._stages.discard(order)
+                case Shutdown():
+                    return f"the coordinator ends the run: {order.reason}"
+                case _:
+                    log.error("the coordinator sent %s, which no worker knows", type(order).__name__)
+        raise RunError("the line to the coordinator ended")
+
+    async def _told_to_stop(self, stop: asyncio.Event) -> str:
+        await stop.wait()
+        await self._line.send(Goodbye(self._worker_id))
+        return "told to stop"
+
+    async def _greet(self, on_welcome: Callable[[], None]) -> None:
+        await self._line.welcomed.wait()
+        on_welcome()
+
+    async def _free_everything(self) -> None:
+        try:
+            async with asyncio.timeout(STOP_WITHIN_S):
+                await self._stages.close()
+        except TimeoutError as error:
+            raise RunError(
+                f"{self._stages.sandboxes} sandboxes on {self._node} did not stop within {STOP_WITHIN_S:g} s"
+            ) from error
+
+    async def _report(self, message: StageFinished | Discarded) -> None:
+        await self._line.send(message)
+
+    def _hello(self) -> WorkerHello:
+        return WorkerHello(self._worker_id, self._node, self._pools, self._runtime.description, self._stages.held)
+
+    def _load(self) -> WorkerLoad:
+        return WorkerLoad(self._worker_id, self._stages.sandboxes)
+
+
+def pools_of(rollout: RolloutConfig) -> Pools:
+    """The worker's slots, from group ``rollout``."""
+    return Pools(init=rollout.init_slots, ready=rollout.ready_slots, run=rollout.run_slots, eval=rollout.eval_slots)

@@ -57,6 +57,13 @@ class Engine(Protocol):
 
     async def load(self) -> EngineLoad: ...
 
+    async def wait_broken(self) -> str:
+        """Return, with the engine's last words, only when it is down for good (its restarts are used up).
+
+        While it is being started again, ``load`` and ``generate`` raise InferenceError, and afterwards
+        ``weight_version`` is 0 again: the model as it lies on disk."""
+        ...
+
     async def stop(self) -> None:
         """End it and prove that its processes are gone. Idempotent."""
         ...

@@ -51,6 +51,18 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """A worker is alive, sent every few seconds while it waits for answers. Answered by Pong. An agent that
+    hears nothing of a worker for long ends that worker's requests."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The agent is alive. Another ``instance`` than before means that it was started anew and knows none of the
+    requests sent earlier."""
+
+    instance: str
+
+
 class Generated(msgspec.Struct, frozen=True, tag=True):
     request_id: str
     completion: Completion
@@ -89,5 +101,5 @@ class WeightUpdated(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
 
 
-WorkerToInference = Generate | Abort
-InferenceToWorker = Generated | InferenceFailed
+WorkerToInference = Generate | Abort | Ping
+InferenceToWorker = Generated | InferenceFailed | Pong

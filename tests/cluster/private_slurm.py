@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from slurm_config import CPU_NODES, LOGIN, NODES, node_line, write_slurm_config  # noqa: E402
+from slurm_config import CPU_NODES, LOGIN, NODES, node_line, write_slurm_config
 
 PRIVATE_MOUNTS = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 TMPFS_SIZE = "12g"
@@ -178,10 +178,10 @@ class NamespacedSlurm(PrivateSlurm):
         pid_file.unlink(missing_ok=True)
         shared = [str(p) for p in self.shared if any(p.is_relative_to(m) for m in PRIVATE_MOUNTS)]
         script = Path(__file__).with_name("node_init.sh")
+        spaces = ["unshare", "-n", "-u", "-m", "-i", "-p", "-f", "--kill-child"]
         with (self.directory / "log" / f"boot-{node}.log").open("ab") as log:
             subprocess.Popen(
-                ["unshare", "-n", "-u", "-m", "-i", "-p", "-f", "--kill-child", "bash", str(script)]
-                + [str(self.directory), node, self.address(node), TMPFS_SIZE, *shared],
+                [*spaces, "bash", str(script), str(self.directory), node, self.address(node), TMPFS_SIZE, *shared],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,0 +1,154 @@
+"""Submission through submitit: its local executor on this machine, or one (heterogeneous) Slurm job."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.local.local import LocalExecutor, LocalJob
+from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.messages.codec import write_json
+from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.slurm.environment import submission_unset
+from prorl_hpc.slurm.job import Job
+from prorl_hpc.slurm.node import supervise
+from prorl_hpc.slurm.plan import Plan
+from prorl_hpc.slurm.script import Component, components, render
+from prorl_hpc.slurm.states import JobPhase, job_states
+
+_A_YEAR_MIN = 525_600
+
+
+class DetachedLocalExecutor(LocalExecutor):  # type: ignore[misc]
+    """submitit's local executor in a session of its own, so that Ctrl-C reaches ``launch`` alone (submitit's
+    controller would kill the supervisor a second later) and the GPUs stay visible."""
+
+    def _submit_command(self, command: str) -> LocalJob[Any]:
+        environ = {
+            **os.environ,
+            "SUBMITIT_EXECUTOR": "local",
+            "SUBMITIT_LOCAL_NTASKS": "1",
+            "SUBMITIT_LOCAL_COMMAND": command,
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(_A_YEAR_MIN * 60),
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "0",
+            "SUBMITIT_LOCAL_NODEID": "0",
+            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+            "SUBMITIT_STDERR_TO_STDOUT": "",
+            "SUBMITIT_LOCAL_WITH_SHELL": "",
+        }
+        with (self.folder / "controller.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "submitit.local._local", str(self.folder)],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return LocalJob(folder=self.folder, job_id=str(process.pid), process=process)
+
+
+class StateWatcher(SlurmInfoWatcher):  # type: ignore[misc]
+    """submitit's view of job states, through squeue first: it works without accounting."""
+
+    def update(self) -> None:
+        wanted = sorted(self._registered - self._finished)
+        self._num_calls += 1
+        states = job_states(wanted)
+        self._info_dict.update({job_id: {"JobID": job_id, "State": state} for job_id, state in states.items()})
+        self._finished |= {job_id for job_id, state in states.items() if JobPhase.of(state) is JobPhase.ENDED}
+
+
+class HetSlurmJob(SlurmJob):  # type: ignore[misc]
+    watcher = StateWatcher(delay_s=5)
+
+
+class HetSlurmExecutor(SlurmExecutor):  # type: ignore[misc]
+    """One job for all components; their tasks form one joint step, so submitit's file names hold for global ranks."""
+
+    job_class = HetSlurmJob
+
+    def __init__(self, folder: Path, job_name: str, parts: list[Component], srun_args: list[str]) -> None:
+        super().__init__(folder)
+        self._job_name, self._parts, self._srun_args = job_name, parts, srun_args
+
+    @classmethod
+    def name(cls) -> str:
+        return "slurm"
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        raise ValueError(
+            f"unknown parameters {', '.join(sorted(kwargs))}: this executor takes its options from ClusterConfig "
+            "alone (cluster.*, cluster.extra, cluster.<component>.extra)"
+        )
+
+    def _num_tasks(self) -> int:
+        return sum(part.nodes for part in self._parts)
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return render(self._job_name, self.folder, self._parts, self._srun_args, command)
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        unset = [word for name in submission_unset(os.environ) for word in ("-u", name)]
+        return ["env", *unset, "sbatch", str(submission_file_path)]
+
+
+def job_name(run: RunDirectory) -> str:
+    return f"prorl-{run.run_id}"
+
+
+def sbatch_text(run: RunDirectory, config: ProrlConfig, plan: Plan) -> str:
+    """The script that ``submit`` would hand to sbatch."""
+    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(run.jobs))}"
+    return render(job_name(run), run.jobs, components(config.cluster, plan), config.cluster.srun_args, command)
+
+
+def test_only(text: str) -> str:
+    """sbatch's own word on the script, without submitting it; empty if there is no sbatch here."""
+    if shutil.which("sbatch") is None:
+        return ""
+    unset = [word for name in submission_unset(os.environ) for word in ("-u", name)]
+    done = subprocess.run(["env", *unset, "sbatch", "--test-only"], input=text, capture_output=True, text=True)
+    return (done.stdout + done.stderr).strip()
+
+
+def submit(run: RunDirectory, config: ProrlConfig, plan: Plan) -> Job:
+    """Write the plan and start its supervisors, one per node. Raises ConfigError if Slurm refuses."""
+    write_json(run.plan_file, plan)
+    forget_last_attempt(run)
+    if config.cluster.kind == "local":
+        job = DetachedLocalExecutor(run.jobs).submit(supervise, str(run.path))
+        return Job.submitted(run, "local", job.job_id)
+    parts = components(config.cluster, plan)
+    try:
+        executor = HetSlurmExecutor(run.jobs, job_name(run), parts, config.cluster.srun_args)
+        job = executor.submit(supervise, str(run.path))
+    except (FailedJobError, FailedSubmissionError, RuntimeError) as error:
+        raise ConfigError(f"Slurm refused the job: {_sbatch_words(str(error))}") from error
+    return Job.submitted(run, "slurm", job.job_id)
+
+
+def forget_last_attempt(run: RunDirectory) -> None:
+    """Remove states and marks of an earlier attempt; what training needs (checkpoints, metrics, rollouts) stays."""
+    for directory in (run.state, run.weights):
+        for path in directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _sbatch_words(text: str) -> str:
+    """sbatch's error lines out of submitit's message."""
+    said = [re.sub(r"^sbatch: (error: )?", "", line) for line in text.splitlines() if line.startswith("sbatch:")]
+    return "; ".join(said) or text.strip()

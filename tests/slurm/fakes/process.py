@@ -1,0 +1,55 @@
+"""A stand-in for any process of the plan: becomes READY, then does what ``fakes.json`` in the run directory says.
+
+{"worker-0": {"ready_after": 0.1, "exit_after": 0.5, "code": 3, "says": "…", "finish": true, "deaf": true,
+              "grandchild": true, "never_ready": true, "dump_environment": true}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from prorl_hpc.messages.status import Phase
+from prorl_hpc.observe.process import Process, process_arguments
+
+
+def main() -> None:
+    args = process_arguments("fakes.process")
+    role = args.name.rpartition("-")[0] or args.name
+    process = Process.start(role, args.run_dir, args.name)
+    acts = json.loads((process.run.path / "fakes.json").read_text()).get(args.name, {})
+    stopped = []
+    signal.signal(signal.SIGTERM, (lambda *_: None) if acts.get("deaf") else (lambda *_: stopped.append(1)))
+    print(f"{args.name} rank {args.rank} of {args.world} on {process.node}", file=sys.stderr, flush=True)
+    if acts.get("dump_environment"):
+        (process.run.logs / f"{args.name}.env.json").write_text(json.dumps(dict(os.environ)))
+    if acts.get("grandchild"):  # leaves its group, its session and its parent, and is deaf
+        deaf = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        command = f"setsid {sys.executable} -c '{deaf}' &"
+        subprocess.run(["bash", "-c", command], check=True)
+    (process.runtime_dir / f"{args.name}.sock").touch()
+    time.sleep(acts.get("ready_after", 0.0))
+    if not acts.get("never_ready"):
+        process.ready({"zmq_ipc": f"ipc://{process.runtime_dir}/x"})
+    begun = time.monotonic()
+    while not stopped:
+        if "exit_after" in acts and time.monotonic() - begun > acts["exit_after"]:
+            break
+        time.sleep(0.02)
+    else:
+        process.say(Phase.ENDED, "was told to stop")
+        (process.run.logs / f"{args.name}.stopped").write_text(str(time.time()))
+        sys.exit(0)
+    if acts.get("finish"):
+        process.run.finished_marker.touch()
+        process.ended()
+    print(acts.get("says", ""), file=sys.stderr)
+    sys.exit(acts.get("code", 0))
+
+
+if __name__ == "__main__":
+    main()

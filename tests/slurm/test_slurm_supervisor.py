@@ -1,0 +1,122 @@
+"""A node's supervisor, submitted through submitit's local executor, with fake processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.runs import fake_config, fake_plan, fake_run, processes_of
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.slurm.executors import submit
+from prorl_hpc.slurm.failure import read_failure
+from prorl_hpc.slurm.job import Job
+
+FINISH = {"trainer-0": {"exit_after": 0.5, "finish": True}}
+
+
+def started(config: ProrlConfig, acts: dict[str, dict[str, Any]]) -> tuple[RunDirectory, Job]:
+    run = fake_run(config, acts)
+    return run, submit(run, config, fake_plan(config))
+
+
+def test_a_finished_trainer_stops_the_others_in_order_and_nothing_is_left(tmp_path: Path) -> None:
+    config = fake_config(tmp_path)
+    run, job = started(config, FINISH)
+    assert job.wait(30)
+    assert read_failure(run) is None
+    stopped = {p.stem: float(p.read_text()) for p in run.logs.glob("*.stopped")}
+    assert sorted(stopped, key=stopped.__getitem__) == ["inference-0", "worker-0", "coordinator"]
+    assert processes_of(run) == []
+    assert not run.runtime_dir(config.run.runtime_root).exists()
+    assert run.report_file.exists()
+
+
+def test_the_first_death_is_named_with_its_last_lines(tmp_path: Path) -> None:
+    run, job = started(fake_config(tmp_path), {"worker-0": {"exit_after": 0.2, "code": 3, "says": "no space left"}})
+    assert job.wait(30)
+    failure = read_failure(run)
+    assert failure is not None
+    assert (failure.name, failure.exit_code) == ("worker-0", 3)
+    assert failure.last_lines[-1] == "no space left"
+    assert processes_of(run) == []
+
+
+def test_exit_code_zero_before_the_end_is_a_death_too(tmp_path: Path) -> None:
+    run, job = started(fake_config(tmp_path), {"inference-0": {"exit_after": 0.2}})
+    assert job.wait(30)
+    failure = read_failure(run)
+    assert failure is not None
+    assert "exited with code 0 before the run was finished" in str(failure)
+
+
+def test_what_did_not_come_up_is_named(tmp_path: Path) -> None:
+    config = fake_config(tmp_path)
+    config.run.start_timeout_s = 4.0
+    run, job = started(config, {"inference-0": {"never_ready": True}})
+    assert job.wait(30)
+    failure = read_failure(run)
+    assert failure is not None
+    assert failure.name == "inference-0"
+    assert "not ready on this node: inference-0" in failure.what
+
+
+def test_the_deaf_and_the_escaped_are_killed(tmp_path: Path) -> None:
+    acts = {"worker-0": {"deaf": True, "grandchild": True}, **FINISH}
+    run, job = started(fake_config(tmp_path), acts)
+    assert job.wait(30)
+    assert read_failure(run) is None
+    assert processes_of(run) == []
+
+
+@pytest.mark.parametrize("how", ["marker", "signal"])
+def test_a_stop_is_no_failure(tmp_path: Path, how: str) -> None:
+    run, job = started(fake_config(tmp_path), {})
+    while not run.process_state("trainer-0").exists():
+        assert job.alive()
+    if how == "marker":
+        run.stop_marker.write_text("because")
+    else:
+        job.cancel()
+    assert job.wait(15)
+    assert read_failure(run) is None
+    assert run.stop_marker.exists()
+    assert processes_of(run) == []
+
+
+def test_a_second_attempt_in_the_same_directory_starts_fresh(tmp_path: Path) -> None:
+    config = fake_config(tmp_path)
+    run, job = started(config, {"worker-0": {"exit_after": 0.2, "code": 3}})
+    assert job.wait(30)
+    (run.path / "fakes.json").write_text(json.dumps(FINISH))
+    again = submit(run, config, fake_plan(config))
+    assert again.wait(30)
+    assert read_failure(run) is None
+    assert run.finished_marker.exists()
+
+
+def test_setup_lines_reach_the_processes_and_slurm_variables_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "1")
+    monkeypatch.setenv("PMI_RANK", "0")
+    config = fake_config(tmp_path)
+    config.cluster.setup = ["export FROM_SETUP='two words'", "echo hello"]
+    run, job = started(config, {"worker-0": {"dump_environment": True}, **FINISH})
+    assert job.wait(30)
+    environ = json.loads((run.logs / "worker-0.env.json").read_text())
+    assert environ["FROM_SETUP"] == "two words"
+    assert not {"SLURM_MEM_PER_NODE", "PMI_RANK", "SUBMITIT_EXECUTOR"} & set(environ)
+
+
+def test_a_setup_line_that_fails_ends_the_run(tmp_path: Path) -> None:
+    config = fake_config(tmp_path)
+    config.cluster.setup = ["module_that_is_not_there load cuda"]
+    run, job = started(config, {})
+    assert job.wait(30)
+    failure = read_failure(run)
+    assert failure is not None
+    assert "a line of cluster.setup failed with code 127" in failure.what

@@ -36,7 +36,7 @@ class Completion(msgspec.Struct, frozen=True):
 class Generate(msgspec.Struct, frozen=True, tag=True):
     """Continue ``token_ids``. Answered by Generated or InferenceFailed with the same request_id.
 
-    ``rollout_id`` names the sticky rollout."""
+    ``rollout_id`` names the sticky rollout. The lower ``priority``, the sooner it is served."""
 
     request_id: str
     rollout_id: str

@@ -113,7 +113,7 @@ def sbatch_text(run: RunDirectory, config: ProrlConfig, plan: Plan) -> str:
     return render(job_name(run), run.jobs, components(config.cluster, plan), config.cluster.srun_args, command)
 
 
-def test_only(text: str) -> str:
+def sbatch_opinion(text: str) -> str:
     """sbatch's own word on the script, without submitting it; empty if there is no sbatch here."""
     if shutil.which("sbatch") is None:
         return ""

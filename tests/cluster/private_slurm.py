@@ -111,7 +111,8 @@ class MiniSlurm(PrivateSlurm):
         munge = [
             f"--{k}-file={d}/munge/{v}" for k, v in (("key", "munge.key"), ("pid", "munged.pid"), ("seed", "seed"))
         ]
-        self._daemon(["munged", *munge, f"--log-file={d}/log/munged.log", f"--socket={d}/munge/munge.sock"])
+        # --force: its socket may lie in a private directory, where nobody else needs it
+        self._daemon(["munged", "--force", *munge, f"--log-file={d}/log/munged.log", f"--socket={d}/munge/munge.sock"])
         self._daemon(["slurmctld", "-i"])
         starting = []
         for node in NODES:

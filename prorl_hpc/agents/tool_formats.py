@@ -9,59 +9,58 @@ from prorl_hpc.agents.tool_loop import FinalAnswer, Malformed, ToolCall
 from prorl_hpc.messages.trajectory import Message
 from prorl_hpc.sandbox.protocol import ToolResult
 
+_ANSWER = re.compile(r"answer:\s*(\S.*)", re.DOTALL)
+
 
 @dataclass(frozen=True)
 class TextFormat:
-    """A turn is one bash call, which ``call`` matches (group 1: the command), or a line that begins with
-    ``answer_prefix``; nothing else. ``example`` shows a call to a model that got it wrong."""
+    """A whole turn, white space around it apart, is one bash call (``call``, group 1: the command) or the
+    final answer (``answer``, group 1: its text)."""
 
     call: re.Pattern[str]
-    example: str
-    answer_prefix: str = "answer:"
+    answer: re.Pattern[str] = _ANSWER
+    example: str = "<bash>cat a.txt</bash>"
+    """A call, shown to a model that wrote neither."""
     observation_prefix: str = ""
     limit_chars: int = 1000
-    """Longer output is cut in the middle, with a mark."""
+    """Longer output is cut: in the middle with a mark, or at the end without one."""
+    mark_cut: bool = True
     role: str = "user"
 
     def parse(self, text: str) -> ToolCall | FinalAnswer | Malformed:
         turn = text.strip()
-        call = self.call.fullmatch(turn)
-        if call is not None:
+        if (call := self.call.fullmatch(turn)) and call[1].strip():
             return ToolCall("bash", {"command": call[1].strip()})
-        if turn.startswith(self.answer_prefix):
-            return FinalAnswer(turn[len(self.answer_prefix) :].strip())
-        return Malformed(f"write one command like {self.example}, or {self.answer_prefix} and the answer")
+        if answer := self.answer.fullmatch(turn):
+            return FinalAnswer(answer[1].strip())
+        return Malformed(f"write one command like {self.example}, or answer: and the answer")
 
     def observation(self, result: ToolResult) -> Message:
-        output = cut_middle(result.output.strip(), self.limit_chars)
+        output = result.output.strip()
         if result.timed_out:
-            output = f"{output}\nerror: timed out after {result.seconds:.0f} s".strip()
-        elif not output:
-            output = "(no output)" if result.exit_code == 0 else f"error: exit code {result.exit_code}"
-        return Message(self.role, self.observation_prefix + output)
+            output = f"error: no end within {result.seconds:.0f} s\n{output}".strip()
+        elif not output and result.exit_code:
+            output = f"error: exit code {result.exit_code}"
+        return self.observation_of(output)
+
+    def observation_of(self, output: str) -> Message:
+        """The message for this output, cut to the limit."""
+        cut = cut_middle(output, self.limit_chars) if self.mark_cut else output[: self.limit_chars]
+        return Message(self.role, f"{self.observation_prefix}{cut or '(empty)'}")
 
     def correction(self, hint: str) -> Message:
         return Message(self.role, f"error: {hint}")
 
 
-def tag_format(limit_chars: int = 1000, observation_prefix: str = "") -> TextFormat:
+def tag_format(limit_chars: int = 1000) -> TextFormat:
     """``<bash>cat x</bash>``"""
-    return TextFormat(
-        re.compile(r"<bash>((?:(?!</?bash>).)+)</bash>", re.DOTALL),
-        "<bash>cat a.txt</bash>",
-        limit_chars=limit_chars,
-        observation_prefix=observation_prefix,
-    )
+    return TextFormat(re.compile(r"<bash>((?:(?!</?bash>).)+)</bash>", re.DOTALL), limit_chars=limit_chars)
 
 
-def fence_format(limit_chars: int = 1000, observation_prefix: str = "") -> TextFormat:
+def fence_format(limit_chars: int = 1000) -> TextFormat:
     """A fenced block whose language is bash."""
-    return TextFormat(
-        re.compile(r"```bash\n((?:(?!```).)+?)\n?```", re.DOTALL),
-        "```bash\ncat a.txt\n```",
-        limit_chars=limit_chars,
-        observation_prefix=observation_prefix,
-    )
+    pattern = re.compile(r"```bash\n((?:(?!```).)+?)\n?```", re.DOTALL)
+    return TextFormat(pattern, example="```bash\ncat a.txt\n```", limit_chars=limit_chars)
 
 
 def cut_middle(text: str, limit_chars: int) -> str:

@@ -1,100 +1,72 @@
-"""The default task: answer a question about a file that only the tool can read.
+"""The default task: five kinds of question about a small text file that only the tool can read.
 
-Each row holds a small file of random words and numbers and asks for one of its numbers, so that the answer is
-in no prompt and in no model's memory. The reward is 1 only for exactly the right answer, else 0: there is
-nothing to be had for the form alone.
+The answer is a number that is in no prompt and in no model's memory, since the file is drawn at random for
+its row. The reward is 1 for exactly the right answer and 0 otherwise: there is nothing to be had for the
+form alone. Held-out rows use other words, other file names and other wordings than the training rows.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from prorl_hpc.agents.tool_formats import tag_format
+from prorl_hpc.agents.tool_formats import TextFormat
 from prorl_hpc.agents.tool_loop import LoopOutcome, ToolLoop
 from prorl_hpc.config.schema import TaskConfig
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.trajectory import Message
+from prorl_hpc.tasks.file_quest_words import EXAMPLES, FILES, KINDS, QUESTIONS, WORDS
 from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
 from prorl_hpc.tasks.registry import check_options
-from prorl_hpc.tasks.rows import in_split, require
+from prorl_hpc.tasks.rows import require
 
-_ITEMS = [
-    "kiwi",
-    "plum",
-    "pear",
-    "lime",
-    "fig",
-    "date",
-    "apple",
-    "mango",
-    "grape",
-    "melon",
-    "lemon",
-    "peach",
-    "cherry",
-    "olive",
-    "onion",
-    "pea",
-    "bean",
-    "corn",
-    "rice",
-    "oat",
-]
-_FILES = ["notes", "list", "data", "items", "stock", "shop", "log", "store", "farm", "crates"]
 _SYSTEM = "Use bash."
-_ANSWER = "answer: "
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A kind of question, and the worked example that shows it."""
-
-    question: str
-    command: str
-    example_file: str
-    example_item: str
-    example_output: str
-    example_answer: str
-
-
-KINDS: dict[str, _Kind] = {
-    "only": _Kind("What number is in {file}?", "cat {file}", "age.txt", "", "dog 5132", "5132"),
-    "first": _Kind("What is the first number in {file}?", "head -1 {file}", "cars.txt", "", "red 2847", "2847"),
-    "count": _Kind("How many lines are in {file}?", "wc -l {file}", "poem.txt", "", "26 poem.txt", "26"),
-    "item": _Kind(
-        "What is the number of {item} in {file}?", "grep {item} {file}", "pets.txt", "cow", "cow 3891", "3891"
-    ),
-    "last": _Kind("What is the last number in {file}?", "tail -1 {file}", "names.txt", "", "tom 7604", "7604"),
-}
+_CALL = re.compile(r"<bash>([^<>\n]+)</bash>")
+_ANSWER = re.compile(r"answer: (\S+)")
+_DEFAULT_CALL_TIMEOUT_S = 5.0
+"""Right commands take milliseconds; one that waits for input should not hold the step for long."""
 
 
 class FileQuest:
-    """An AgentHandler. Rows: id, question, files (name → content), answer, kind."""
+    """An AgentHandler. Rows: id, kind, question, files (name → content), answer.
+
+    Options: ``kinds`` (which kinds of question are generated), ``call_timeout_s``.
+    """
 
     def __init__(self, task: TaskConfig) -> None:
-        check_options(task, ("kinds",))
+        check_options(task, ("kinds", "call_timeout_s"))
         self._kinds = [str(kind) for kind in task.options.get("kinds") or KINDS]
         for kind in self._kinds:
             if kind not in KINDS:
                 raise ConfigError(f"task.options.kinds has {kind!r}; allowed: {', '.join(KINDS)}")
-        self._loop = ToolLoop(tag_format(task.observation_limit_chars), task.max_turns)
+        self._format = TextFormat(
+            _CALL,
+            _ANSWER,
+            example="<bash>cat a.txt</bash>",
+            observation_prefix="output: ",
+            limit_chars=task.observation_limit_chars,
+            mark_cut=False,
+        )
+        self._loop = ToolLoop(
+            self._format,
+            task.max_turns,
+            call_timeout_s=float(task.options.get("call_timeout_s", _DEFAULT_CALL_TIMEOUT_S)),
+            # A turn in no known form ends the rollout: its tokens would only teach more of the kind.
+            stop_at_malformed=True,
+        )
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
-        source = random.Random(f"{split} {seed}")
-        rows: list[dict[str, Any]] = []
-        while len(rows) < size:
-            row = _draw(source, self._kinds[len(rows) % len(self._kinds)])
-            if in_split(split, repr(row["files"])):
-                rows.append({"id": f"{split}-{seed}-{len(rows)}", **row})
-        return rows
+        source = random.Random(f"{split}:{seed}")
+        return [
+            {"id": f"{split}-{seed}-{number}", **draw_row(source, split, self._kinds[number % len(self._kinds)])}
+            for number in range(size)
+        ]
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        require(row, "question", str)
-        require(row, "answer", str)
-        require(row, "kind", str)
+        for field in ("kind", "question", "answer"):
+            require(row, field, str)
         for name, content in require(row, "files", dict).items():
             if not isinstance(name, str) or not name or name.startswith("/") or ".." in name.split("/"):
                 raise ValueError(f"field files has the name {name!r}: expected a path inside the sandbox's workspace")
@@ -106,38 +78,38 @@ class FileQuest:
             await context.sandbox.upload(name, content.encode())
 
     async def run(self, context: RolloutContext) -> None:
-        messages = [*worked_examples(), Message("user", context.spec.row["question"])]
+        messages = [*self.worked_examples(), Message("user", context.spec.row["question"])]
         context.notes["outcome"] = await self._loop.run(context.require_conversation(), context.sandbox, messages)
 
     async def eval(self, context: RolloutContext) -> Evaluation:
         outcome: LoopOutcome = context.notes["outcome"]
-        right = outcome.answer is not None and outcome.answer == context.spec.row["answer"]
+        right = outcome.answer == context.spec.row["answer"]
         return Evaluation(1.0 if right else 0.0, outcome.metrics())
 
-
-def worked_examples() -> list[Message]:
-    """The prompt before the question: each kind once, with its command, output and answer."""
-    messages = [Message("system", _SYSTEM)]
-    for kind in KINDS.values():
-        names = {"file": kind.example_file, "item": kind.example_item}
-        messages += [
-            Message("user", kind.question.format(**names)),
-            Message("assistant", f"<bash>{kind.command.format(**names)}</bash>"),
-            Message("user", kind.example_output),
-            Message("assistant", _ANSWER + kind.example_answer),
-        ]
-    return messages
+    def worked_examples(self) -> list[Message]:
+        """The prompt before the question: each kind once, with its command, output and answer."""
+        messages = [Message("system", _SYSTEM)]
+        for example in EXAMPLES:
+            messages += [
+                Message("user", example.question),
+                Message("assistant", f"<bash>{example.command}</bash>"),
+                self._format.observation_of(example.output),
+                Message("assistant", f"answer: {example.answer}"),
+            ]
+        return messages
 
 
-def _draw(source: random.Random, kind: str) -> dict[str, Any]:
-    file = f"{source.choice(_FILES)}.txt"
-    items = source.sample(_ITEMS, 1 if kind == "only" else source.randint(5, 9))
-    numbers = source.sample(range(1000, 10000), len(items))
-    index = {"first": 0, "only": 0, "last": -1}.get(kind, source.randrange(len(items)))
-    answer = len(items) if kind == "count" else numbers[index]
+def draw_row(source: random.Random, split: str, kind: str) -> dict[str, Any]:
+    """One row without its id: a random file, a question of ``kind`` about it, and the answer."""
+    file = f"{source.choice(FILES[split])}.txt"
+    lines = {"cat": 1, "count": source.randint(3, 60)}.get(kind, source.randint(5, 9))
+    pool = WORDS[split]
+    words = source.sample(pool, lines) if lines <= len(pool) else [source.choice(pool) for _ in range(lines)]
+    numbers = [source.randint(1000, 9999) for _ in range(lines)]
+    at = {"first": 0, "last": lines - 1}.get(kind, source.randrange(lines))
     return {
-        "question": KINDS[kind].question.format(file=file, item=items[index]),
-        "files": {file: "".join(f"{item} {number}\n" for item, number in zip(items, numbers, strict=True))},
-        "answer": str(answer),
         "kind": kind,
+        "question": source.choice(QUESTIONS[split][kind]).format(file=file, word=words[at]),
+        "files": {file: "".join(f"{word} {number}\n" for word, number in zip(words, numbers, strict=True))},
+        "answer": str(lines if kind == "count" else numbers[at]),
     }

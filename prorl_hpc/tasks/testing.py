@@ -1,0 +1,184 @@
+"""Fakes to test a task, or the agent loop, without a model and without a sandbox.
+
+chat = ChatFormat.open(write_chat_model(tmp_path))
+llm = ScriptedLLM(chat, ["<bash>cat a.txt</bash>", "answer: 7"])
+evaluation, conversation = await play(handler, row, FakeSandbox(), chat, llm)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from prorl_hpc.agents.chat_format import ChatFormat
+from prorl_hpc.agents.conversation import TokenConversation
+from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan
+from prorl_hpc.messages.rollout import RolloutSpec, SamplingParams
+from prorl_hpc.sandbox.protocol import SandboxSpec, ToolResult
+from prorl_hpc.tasks.protocol import AgentHandler, Evaluation, RolloutContext
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_CORPUS = [
+    "system user assistant bash answer: output: number cat head tail the file is here\n\n  1234567890 <bash></bash>"
+]
+
+
+def write_chat_model(directory: Path, template: str = CHATML) -> Path:
+    """A directory with the tokenizer and chat template of a model (no weights): byte-level BPE, ChatML tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(text, special=True) for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS * 4, trainer)
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    names = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "chat_template": template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(names))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    return directory
+
+
+Turn = str | Completion | Exception
+
+
+class ScriptedLLM:
+    """An LLM that plays ``turns``: a text ends with the end of turn, an exception is raised. A callable is
+    asked for each turn with the prompt as text. ``calls`` records (prompt ids, sampling)."""
+
+    def __init__(self, chat: ChatFormat, turns: Sequence[Turn] | Callable[[str], Turn], version: int = 1) -> None:
+        self._chat = chat
+        self._turns = turns
+        self._version = version
+        self.calls: list[tuple[list[int], SamplingParams]] = []
+
+    async def generate(self, token_ids: Sequence[int], sampling: SamplingParams) -> Completion:
+        self.calls.append((list(token_ids), sampling))
+        await asyncio.sleep(0)
+        turns = self._turns
+        turn = (
+            turns(self._chat.decode(token_ids, control_tokens=True)) if callable(turns) else turns[len(self.calls) - 1]
+        )
+        if isinstance(turn, Exception):
+            raise turn
+        if isinstance(turn, Completion):
+            return turn
+        ids = [*self._chat.encode_text(turn), self._chat.end_of_turn_id]
+        finish = FinishReason.STOP
+        if len(ids) > sampling.max_tokens:
+            ids, finish = ids[: sampling.max_tokens], FinishReason.LENGTH
+        return Completion(ids, [-0.5] * len(ids), finish, [VersionSpan(self._version, 0, len(ids))])
+
+
+class FakeSandbox:
+    """Files in memory and a shell that knows ``cat FILE`` and ``sleep SECONDS``."""
+
+    def __init__(self, sandbox_id: str = "fake-0") -> None:
+        self.sandbox_id = sandbox_id
+        self.files: dict[str, bytes] = {}
+        self.commands: list[str] = []
+        self.stopped = False
+
+    async def call(self, tool: str, arguments: dict[str, Any], timeout_s: float) -> ToolResult:
+        self._check()
+        if tool != "bash" or not isinstance(arguments.get("command"), str):
+            return ToolResult(f"error: unknown tool or arguments: {tool} {arguments}", 2)
+        command = arguments["command"]
+        self.commands.append(command)
+        words = shlex.split(command)
+        if words[:1] == ["sleep"]:
+            try:
+                await asyncio.wait_for(asyncio.sleep(float(words[1])), timeout_s)
+            except TimeoutError:
+                return ToolResult("", None, True, timeout_s)
+            return ToolResult("")
+        if words[:1] != ["cat"]:
+            return ToolResult(f"bash: {words[0]}: command not found", 127)
+        if words[-1] not in self.files:
+            return ToolResult(f"cat: {words[-1]}: No such file or directory", 1)
+        return ToolResult(self.files[words[-1]].decode())
+
+    async def upload(self, path: str, content: bytes) -> None:
+        self._check()
+        if path.startswith("/") or ".." in Path(path).parts:
+            raise SandboxError(f"{path} leaves the workspace")
+        self.files[path] = content
+
+    async def download(self, path: str) -> bytes:
+        self._check()
+        if path not in self.files:
+            raise SandboxError(f"{path} is not there")
+        return self.files[path]
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def _check(self) -> None:
+        if self.stopped:
+            raise SandboxError(f"the sandbox {self.sandbox_id} is stopped")
+
+
+class FakeRuntime:
+    """Makes FakeSandboxes and remembers them. ``start_s`` delays starts; ``fail`` is raised by them."""
+
+    description = "fake"
+
+    def __init__(self, start_s: float = 0.0, fail: Exception | None = None) -> None:
+        self.start_s = start_s
+        self.fail = fail
+        self.made: list[FakeSandbox] = []
+
+    @property
+    def running(self) -> list[str]:
+        return [sandbox.sandbox_id for sandbox in self.made if not sandbox.stopped]
+
+    async def prepare(self) -> None:
+        """Nothing to check."""
+
+    async def start(self, spec: SandboxSpec) -> FakeSandbox:
+        await asyncio.sleep(self.start_s)
+        if self.fail is not None:
+            raise self.fail
+        sandbox = FakeSandbox(spec.sandbox_id)
+        self.made.append(sandbox)
+        return sandbox
+
+    async def close(self) -> None:
+        for sandbox in self.made:
+            await sandbox.stop()
+
+
+async def play(
+    handler: AgentHandler,
+    row: Mapping[str, Any],
+    sandbox: FakeSandbox,
+    chat: ChatFormat,
+    llm: ScriptedLLM,
+    max_context_tokens: int = 4096,
+) -> tuple[Evaluation, TokenConversation]:
+    """All three stages of one rollout, one after the other."""
+    handler.check_row(row)
+    spec = RolloutSpec("rollout-0", "task", dict(row))
+    conversation = TokenConversation(
+        chat, llm, spec.sampling, max_context_tokens=max_context_tokens, max_turn_tokens=256
+    )
+    context = RolloutContext(spec, sandbox)
+    await handler.init(context)
+    context.conversation = conversation
+    await handler.run(context)
+    return await handler.eval(context), conversation

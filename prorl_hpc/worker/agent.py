@@ -103,8 +103,10 @@ class Worker:
             for task in (*parts, welcome):
                 task.cancel()
             await asyncio.gather(*parts, welcome, return_exceptions=True)
-            await self._free_everything()
-            self._line.close()
+            try:
+                await self._free_everything()
+            finally:
+                self._line.close()
 
     async def _obey(self) -> str:
         async for order in self._line.messages():

@@ -1,0 +1,64 @@
+"""A task whose stages do what the row says: ``{"init": "ok", "run": "hang", "eval": "sandbox"}``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from prorl_hpc.config.schema import TaskConfig
+from prorl_hpc.messages.errors import InferenceError, SandboxError, TransportError
+from prorl_hpc.messages.trajectory import Message
+from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
+
+ERRORS: dict[str, BaseException] = {
+    "sandbox": SandboxError("the sandbox broke"),
+    "inference": InferenceError("the server broke"),
+    "infrastructure": TransportError("the line broke"),
+    "task": KeyError("a bug"),
+    "exit": SystemExit(3),
+}
+
+
+class StagedTask:
+    """RUN takes one turn before it does what the row says."""
+
+    def __init__(self, task: TaskConfig) -> None:
+        self._task = task
+
+    def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
+        return [{"id": f"{split}-{seed}-{i}"} for i in range(size)]
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        if "bad" in row:
+            raise ValueError("field bad is not allowed")
+
+    async def init(self, context: RolloutContext) -> None:
+        await context.sandbox.upload("x", b"x")
+        await _do(context, "init")
+
+    async def run(self, context: RolloutContext) -> None:
+        conversation = context.require_conversation()
+        conversation.append([Message("user", "?")])
+        context.notes["answer"] = await conversation.generate()
+        await _do(context, "run")
+
+    async def eval(self, context: RolloutContext) -> Evaluation:
+        await _do(context, "eval")
+        return Evaluation(float(context.spec.row.get("reward", 0.5)), {"length": len(context.notes["answer"])})
+
+
+async def _do(context: RolloutContext, stage: str) -> None:
+    match context.spec.row.get(stage, "ok"):
+        case "ok":
+            return
+        case "hang":
+            await asyncio.Event().wait()
+        case "stubborn":
+            # Code that swallows its cancellation, as user code does.
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return
+        case kind:
+            raise ERRORS[kind]

@@ -165,15 +165,20 @@ class RunDirectory:
         digest = hashlib.sha256(f"{self.run_id}\0{self.path}\0{node or node_name()}".encode()).hexdigest()[:10]
         return Path(runtime_root) / f"prorl-{os.getuid()}-{digest}"
 
-    def make_runtime_dir(self, runtime_root: str) -> Path:
-        """Create it, 0700 and ours; refuse one that belongs to someone else."""
-        path = self.runtime_dir(runtime_root)
+    @staticmethod
+    def check_socket_length(path: Path) -> None:
+        """Raise RunDirectoryError if sockets in the runtime directory ``path`` would get too long a name."""
         longest = path / ("x" * 32)
         if len(os.fsencode(longest)) > SOCKET_PATH_LIMIT:
             raise RunDirectoryError(
                 f"socket paths under {path} would be {len(os.fsencode(longest))} bytes long, the limit is "
                 f"{SOCKET_PATH_LIMIT}: set run.runtime_root to a shorter node-local directory"
             )
+
+    def make_runtime_dir(self, runtime_root: str) -> Path:
+        """Create it, 0700 and ours; refuse one that belongs to someone else."""
+        path = self.runtime_dir(runtime_root)
+        self.check_socket_length(path)
         path.mkdir(mode=0o700, exist_ok=True)
         info = path.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:

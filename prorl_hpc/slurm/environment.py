@@ -60,26 +60,22 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> li
 
 
 def split_gpus(node: NodePlan, config: ProrlConfig, gpus: list[str]) -> dict[str, list[str]]:
-    """GPUs of each process of ``node`` by name: a server takes engine.tensor_parallel, a trainer rank one,
-    the others none. On one machine servers and ranks may share; on a cluster too few GPUs are an error."""
-    share: dict[str, list[str]] = {p.name: [] for p in node.processes}
+    """GPUs of each role on this node; within a role, the servers or ranks share them out by their local index
+    (a server takes engine.tensor_parallel, a rank one). On one machine the two roles may overlap; a role that
+    gets too few is an error."""
+    counts = {role: sum(p.role == role for p in node.processes) for role in ("inference", "trainer")}
+    servers, ranks = counts["inference"] * config.engine.tensor_parallel, counts["trainer"]
     if not gpus:
-        return share
-    wants = [
-        (p, config.engine.tensor_parallel if p.role == "inference" else 1)
-        for p in node.processes
-        if p.role in ("inference", "trainer")
-    ]
-    total = sum(count for _, count in wants)
-    largest = max((count for _, count in wants), default=0)
-    if total > len(gpus) and (config.cluster.kind == "slurm" or largest > len(gpus)):
-        raise RunError(
-            f"the processes {', '.join(p.name for p, _ in wants)} need {total} GPUs, this node gives {len(gpus)} "
-            f"({', '.join(gpus)}): raise cluster.<component>.gpus or lower engine.servers_per_node, "
-            "engine.tensor_parallel or trainer.ranks_per_node"
-        )
-    place = 0
-    for process, count in wants:
-        share[process.name] = [gpus[(place + i) % len(gpus)] for i in range(count)]
-        place += count
-    return share
+        return {}
+    for role, wanted in (("inference", servers), ("trainer", ranks)):
+        if wanted > len(gpus):
+            raise RunError(
+                f"the {counts[role]} {role} processes of this node need {wanted} GPUs, it has {len(gpus)} "
+                f"({', '.join(gpus)}): raise cluster.{role}.gpus or lower engine.servers_per_node, "
+                "engine.tensor_parallel or trainer.ranks_per_node"
+            )
+    alone = not servers or not ranks
+    return {
+        "inference": gpus if alone else gpus[:servers],
+        "trainer": gpus if alone else gpus[len(gpus) - ranks :],
+    }

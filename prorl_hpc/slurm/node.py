@@ -118,11 +118,10 @@ class NodeSupervisor:
         runtime = self._run.make_runtime_dir(self._config.run.runtime_root)
         cleanup.empty(runtime)
         gpus = split_gpus(node_plan, self._config, visible_gpus(os.environ))
-        any_gpus = any(gpus.values())
         base = child_environment(os.environ, self._run.run_id)
         base = after_setup(self._config.cluster.setup, base, self._log_file)
         for process in node_plan.processes:
-            environ = {**base, "CUDA_VISIBLE_DEVICES": ",".join(gpus[process.name])} if any_gpus else base
+            environ = {**base, "CUDA_VISIBLE_DEVICES": ",".join(gpus.get(process.role, []))} if gpus else base
             child = start_child(process, self._run.path, self._run.process_log(process.name), environ)
             log.info("started %s as process %d", child.name, child.process.pid)
             self._children.append(child)

@@ -53,6 +53,13 @@ class PrivateSlurm:
         self.directory = directory.absolute()
 
     @property
+    def shared(self) -> Path:
+        """A directory that all nodes see."""
+        path = self.directory / "shared"
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
     def conf(self) -> Path:
         return self.directory / "etc" / "slurm.conf"
 
@@ -140,7 +147,7 @@ class NamespacedSlurm(PrivateSlurm):
 
     def __init__(self, directory: Path, shared: list[Path] | None = None) -> None:
         super().__init__(directory)
-        self.shared = shared or []
+        self._shares = shared or []
 
     def _init_pid(self, node: str) -> int:
         return int((self.directory / "run" / f"{node}.init").read_text())
@@ -177,7 +184,7 @@ class NamespacedSlurm(PrivateSlurm):
         """Switch one node on."""
         pid_file = self.directory / "run" / f"{node}.init"
         pid_file.unlink(missing_ok=True)
-        shared = [str(p) for p in self.shared if any(p.is_relative_to(m) for m in PRIVATE_MOUNTS)]
+        shared = [str(p) for p in self._shares if any(p.is_relative_to(m) for m in PRIVATE_MOUNTS)]
         script = Path(__file__).with_name("node_init.sh")
         spaces = ["unshare", "-n", "-u", "-m", "-i", "-p", "-f", "--kill-child"]
         with (self.directory / "log" / f"boot-{node}.log").open("ab") as log:

@@ -1,0 +1,134 @@
+"""One attempt of a run as a person sees it: submitted, shown, perhaps interrupted, and how it ended."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.slurm.children import tail
+from prorl_hpc.slurm.executors import submit
+from prorl_hpc.slurm.failure import read_failure
+from prorl_hpc.slurm.job import Job
+from prorl_hpc.slurm.plan import Plan
+
+STOP_LIMIT_S = 10.0
+"""From Ctrl-C until nothing of the run is left."""
+
+
+def run_attempt(run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: bool) -> int:
+    """Submit and, unless ``detach``, show the run until it ends; returns the exit code."""
+    job = submit(run, config, plan)
+    print(f"run {run.path}  ({job.description})", flush=True)
+    if detach:
+        print(f"look: prorl-hpc status {run.path}\nstop: prorl-hpc stop {run.path}")
+        return 0
+    interrupted = follow_to_the_end(run, config, job)
+    return tell_ending(run, job, interrupted=interrupted)
+
+
+def follow_to_the_end(run: RunDirectory, config: ProrlConfig, job: Job) -> bool:
+    """Show the run until its job is gone. True if a signal came, which stops the run in order."""
+    from prorl_hpc.observe.progress import follow
+
+    with _signals_interrupt():
+        try:
+            follow(run, job.alive)
+            job.wait(config.run.stop_timeout_s + 30.0)
+            return False
+        except KeyboardInterrupt as signalled:
+            reason = f"{signalled or 'Ctrl-C'} in launch"
+    _ignore_signals()
+    stop(run, job, reason, STOP_LIMIT_S)
+    return True
+
+
+def stop(run: RunDirectory, job: Job, reason: str, limit_s: float) -> bool:
+    """End the run in order: the mark for the supervisors, then the job's cancellation; True if all is gone."""
+    print(f"\nstopping {run.run_id} …", flush=True)
+    run.stop_marker.write_text(reason)
+    deadline = time.monotonic() + limit_s
+    # A job in the queue has no supervisor that could see the mark. A running one stops by itself, and ends well.
+    if job.record.kind == "local" or job.waiting() or not job.wait(limit_s - 2.0):
+        job.cancel()
+    if job.wait(max(1.0, deadline - time.monotonic())):
+        return True
+    print(f"{job.description} is still ending: `prorl-hpc status {run.path}` tells when it is gone", file=sys.stderr)
+    return False
+
+
+def tell_ending(run: RunDirectory, job: Job, *, interrupted: bool) -> int:
+    """Print how the run ended and what to do next; returns the exit code."""
+    failure = read_failure(run)
+    if failure is not None and not interrupted:
+        print(f"\nThe run failed: {failure}", file=sys.stderr)
+        _tell_what_is_left(run)
+        return 1
+    if run.finished_marker.exists():
+        print("\n" + "\n".join(_success(run)))
+        return 0
+    if run.stop_marker.exists():
+        print(f"\nThe run was stopped ({run.stop_marker.read_text().strip() or 'no reason given'}).")
+        _tell_what_is_left(run)
+        return 130 if interrupted else 1
+    print(f"\nThe run ended without a word of its own: {job.description} is {job.state(now=True)}.", file=sys.stderr)
+    for file in sorted(run.jobs.glob("*.err")):
+        for line in tail(file, 5):
+            print(f"  {file.name} | {line}", file=sys.stderr)
+    _tell_what_is_left(run)
+    return 1
+
+
+def _tell_what_is_left(run: RunDirectory) -> None:
+    from prorl_hpc.observe.run_figures import loadable_checkpoints
+
+    checkpoints = loadable_checkpoints(run)
+    print(f"checkpoint: {checkpoints[-1]}" if checkpoints else "checkpoint: none yet")
+    print(f"logs:       {run.logs}")
+    print(f"go on with: prorl-hpc resume {run.path}")
+
+
+def _success(run: RunDirectory) -> Iterator[str]:
+    from prorl_hpc.observe.run_figures import RunFigures
+
+    figures = RunFigures.of(run)
+    yield f"Training is finished: {len(figures.steps)} steps."
+    if figures.evals:
+        before, after = figures.evals[0], figures.evals[-1]
+        yield f"held-out reward: {_reward(before)} before, {_reward(after)} after"
+    yield f"report:     {run.report_file}"
+    if run.reward_plot.exists():
+        yield f"curve:      {run.reward_plot}"
+    if figures.checkpoints:
+        yield f"checkpoint: {figures.checkpoints[-1]}"
+
+
+def _reward(record: dict[str, object]) -> str:
+    value = record.get("reward")
+    return f"{value:.3f}" if isinstance(value, float | int) else "?"
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM and a closed terminal stop the run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    """While stopping: it is bounded, and a second Ctrl-C would leave things behind."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

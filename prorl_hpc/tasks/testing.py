@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.agents.conversation import TokenConversation
-from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan
 from prorl_hpc.messages.rollout import RolloutSpec, SamplingParams
-from prorl_hpc.sandbox.protocol import SandboxSpec, ToolResult
+from prorl_hpc.sandbox.protocol import Sandbox
 from prorl_hpc.tasks.protocol import AgentHandler, Evaluation, RolloutContext
 
 CHATML = (
@@ -85,88 +83,10 @@ class ScriptedLLM:
         return Completion(ids, [-0.5] * len(ids), finish, [VersionSpan(self._version, 0, len(ids))])
 
 
-class FakeSandbox:
-    """Files in memory and a shell that knows ``cat FILE`` and ``sleep SECONDS``."""
-
-    def __init__(self, sandbox_id: str = "fake-0") -> None:
-        self.sandbox_id = sandbox_id
-        self.files: dict[str, bytes] = {}
-        self.commands: list[str] = []
-        self.stopped = False
-
-    async def call(self, tool: str, arguments: dict[str, Any], timeout_s: float) -> ToolResult:
-        self._check()
-        if tool != "bash" or not isinstance(arguments.get("command"), str):
-            return ToolResult(f"error: unknown tool or arguments: {tool} {arguments}", 2)
-        command = arguments["command"]
-        self.commands.append(command)
-        words = shlex.split(command)
-        if words[:1] == ["sleep"]:
-            try:
-                await asyncio.wait_for(asyncio.sleep(float(words[1])), timeout_s)
-            except TimeoutError:
-                return ToolResult("", None, True, timeout_s)
-            return ToolResult("")
-        if words[:1] != ["cat"]:
-            return ToolResult(f"bash: {words[0]}: command not found", 127)
-        if words[-1] not in self.files:
-            return ToolResult(f"cat: {words[-1]}: No such file or directory", 1)
-        return ToolResult(self.files[words[-1]].decode())
-
-    async def upload(self, path: str, content: bytes) -> None:
-        self._check()
-        if path.startswith("/") or ".." in Path(path).parts:
-            raise SandboxError(f"{path} leaves the workspace")
-        self.files[path] = content
-
-    async def download(self, path: str) -> bytes:
-        self._check()
-        if path not in self.files:
-            raise SandboxError(f"{path} is not there")
-        return self.files[path]
-
-    async def stop(self) -> None:
-        self.stopped = True
-
-    def _check(self) -> None:
-        if self.stopped:
-            raise SandboxError(f"the sandbox {self.sandbox_id} is stopped")
-
-
-class FakeRuntime:
-    """Makes FakeSandboxes and remembers them. ``start_s`` delays starts; ``fail`` is raised by them."""
-
-    description = "fake"
-
-    def __init__(self, start_s: float = 0.0, fail: Exception | None = None) -> None:
-        self.start_s = start_s
-        self.fail = fail
-        self.made: list[FakeSandbox] = []
-
-    @property
-    def running(self) -> list[str]:
-        return [sandbox.sandbox_id for sandbox in self.made if not sandbox.stopped]
-
-    async def prepare(self) -> None:
-        """Nothing to check."""
-
-    async def start(self, spec: SandboxSpec) -> FakeSandbox:
-        await asyncio.sleep(self.start_s)
-        if self.fail is not None:
-            raise self.fail
-        sandbox = FakeSandbox(spec.sandbox_id)
-        self.made.append(sandbox)
-        return sandbox
-
-    async def close(self) -> None:
-        for sandbox in self.made:
-            await sandbox.stop()
-
-
 async def play(
     handler: AgentHandler,
     row: Mapping[str, Any],
-    sandbox: FakeSandbox,
+    sandbox: Sandbox,
     chat: ChatFormat,
     llm: ScriptedLLM,
     max_context_tokens: int = 4096,

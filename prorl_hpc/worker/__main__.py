@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.inference.client import LLMClient
@@ -22,26 +22,26 @@ from prorl_hpc.worker.agent import Worker
 from prorl_hpc.worker.stages import Policy
 
 log = logging.getLogger("prorl_hpc.worker")
+T = TypeVar("T")
 
 
 async def serve(process: Process) -> None:
     """From the sandbox check to the end of the run; the runtime is closed on every way out."""
     stop = stop_event()
     policy = load_policy(process)
-    runtime = make_runtime(process.config.sandbox, process.runtime_dir, process.run.run_id)
+    process.say(Phase.STARTING, "checking the sandbox")
+    preparing = make_runtime(process.config.sandbox, process.runtime_dir, process.run.run_id)
+    runtime = await _unless_stopped(preparing, stop)
+    if runtime is None:
+        return
     try:
-        if await _unless_stopped(_prepare(process, runtime), stop):
+        process.say(Phase.STARTING, "waiting for the coordinator")
+        coordinator = process.wait_for("coordinator", process.config.run.start_timeout_s)
+        if await _unless_stopped(coordinator, stop) is not None:
             await _work(process, runtime, policy, stop)
     finally:
         process.say(Phase.STOPPING)
         await runtime.close()
-
-
-async def _prepare(process: Process, runtime: Runtime) -> None:
-    process.say(Phase.STARTING, "checking the sandbox")
-    await runtime.prepare()
-    process.say(Phase.STARTING, "waiting for the coordinator")
-    await process.wait_for("coordinator", process.config.run.start_timeout_s)
 
 
 async def _work(process: Process, runtime: Runtime, policy: Policy, stop: asyncio.Event) -> None:
@@ -72,15 +72,12 @@ def find_coordinator(process: Process) -> str:
     return choose_endpoint(process.node, state.node, state.endpoints["zmq_ipc"], state.endpoints.get("zmq_tcp", ""))
 
 
-async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
-    """Await ``work``; False if ``stop`` came first, then ``work`` is cancelled."""
+async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+    """What ``work`` returns; None if ``stop`` came first, then ``work`` is cancelled."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            return False
-        task.result()
-        return True
+        return task.result() if task.done() else None
     finally:
         task.cancel()
         stopped.cancel()

@@ -10,10 +10,12 @@ import pytest
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.config.schema import DataConfig, TaskConfig
 from prorl_hpc.config.store import compose
+from prorl_hpc.sandbox.fake import FakeSandbox, cat
+from prorl_hpc.sandbox.protocol import SandboxSpec
 from prorl_hpc.tasks.dataset import load_rows
 from prorl_hpc.tasks.file_quest import FileQuest
 from prorl_hpc.tasks.file_quest_words import EXAMPLES, FILES, KINDS, QUESTIONS, WORDS
-from prorl_hpc.tasks.testing import FakeSandbox, ScriptedLLM, play, write_chat_model
+from prorl_hpc.tasks.testing import ScriptedLLM, play, write_chat_model
 
 TASK = dataclasses.replace(compose([]).task, train=DataConfig(size=200), heldout=DataConfig(size=100, seed=1))
 
@@ -87,14 +89,14 @@ ROW = {
     ids=["right", "wrong", "two-words", "no-form", "second-try", "no-answer", "malformed", "too-long"],
 )
 async def test_only_the_exact_answer_is_rewarded(chat: ChatFormat, turns: Any, reward: float, answered: int) -> None:
-    sandbox = FakeSandbox()
+    sandbox = FakeSandbox(SandboxSpec("s0"), cat)
     evaluation, conversation = await play(FileQuest(TASK), ROW, sandbox, chat, ScriptedLLM(chat, turns))
     assert evaluation.reward == reward
     assert evaluation.metrics["answered"] == answered
     assert evaluation.metrics["turns"] == len(turns)
     assert sandbox.files == {"a.txt": b"fig 4711\n"}
     assert [m.content for m in conversation.trajectory.messages if m.content.startswith("output: fig")][:1] == (
-        ["output: fig 4711"] if sandbox.commands else []
+        ["output: fig 4711"] if sandbox.calls else []
     )
 
 

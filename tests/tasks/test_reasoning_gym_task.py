@@ -12,9 +12,11 @@ from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.config.schema import DataConfig
 from prorl_hpc.config.store import compose
 from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.sandbox.fake import FakeSandbox, cat
+from prorl_hpc.sandbox.protocol import SandboxSpec
 from prorl_hpc.tasks.dataset import load_rows
 from prorl_hpc.tasks.registry import get_handler
-from prorl_hpc.tasks.testing import FakeSandbox, ScriptedLLM, play, write_chat_model
+from prorl_hpc.tasks.testing import ScriptedLLM, play, write_chat_model
 
 TASK = dataclasses.replace(
     compose(["task=reasoning_gym"]).task, train=DataConfig(size=12), heldout=DataConfig(size=6, seed=0)
@@ -41,7 +43,7 @@ async def test_the_packages_scorer_decides(tmp_path: Any, right: bool, reward: f
     row = load_rows(TASK, "train")[0]
     answer = row["entry"]["answer"] if right else "123456789"
     llm = ScriptedLLM(chat, ["<bash>cat x</bash>", f"answer: {answer}"])
-    evaluation, _ = await play(get_handler("reasoning_gym", TASK), row, FakeSandbox(), chat, llm)
+    evaluation, _ = await play(get_handler("reasoning_gym", TASK), row, FakeSandbox(SandboxSpec("s0"), cat), chat, llm)
     assert evaluation.reward == reward
 
 

@@ -6,12 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from conftest import PATIENCE_S, Bench, FakeCoordinator  # type: ignore[import-not-found]
+from worker_bench import PATIENCE_S, Bench, FakeCoordinator
 
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.control import Goodbye, Pools, Shutdown, WorkerHello, WorkerLoad
 from prorl_hpc.messages.errors import ConfigError, RunError
-from prorl_hpc.tasks.testing import FakeRuntime
 from prorl_hpc.transport.keys import RunKeys
 from prorl_hpc.worker.agent import Handlers
 
@@ -32,7 +31,7 @@ async def test_shutdown_frees_everything(bench: Bench) -> None:
     await bench.coordinator.order(Shutdown("training is complete"))
     async with asyncio.timeout(PATIENCE_S):
         assert await bench.running == "the coordinator ends the run: training is complete"
-    assert bench.runtime.running == []
+    assert bench.sandboxes == []
 
 
 async def test_a_stop_says_goodbye_and_frees_everything(bench: Bench) -> None:
@@ -42,7 +41,7 @@ async def test_a_stop_says_goodbye_and_frees_everything(bench: Bench) -> None:
     assert await bench.coordinator.expect(Goodbye) == Goodbye("worker-0")
     async with asyncio.timeout(PATIENCE_S):
         assert await bench.running == "told to stop"
-    assert bench.runtime.running == []
+    assert bench.sandboxes == []
 
 
 class TestSilence:
@@ -58,7 +57,7 @@ class TestSilence:
         await bench.init("r1")
         again = await bench.coordinator.expect(WorkerHello)
         assert again.held == ["r1"]
-        assert len(bench.runtime.running) == 1
+        assert len(bench.sandboxes) == 1
 
     async def test_a_lost_coordinator_ends_the_worker_with_the_reason(self, bench: Bench) -> None:
         await bench.coordinator.expect(WorkerHello)
@@ -67,7 +66,7 @@ class TestSilence:
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(RunError, match=r"has not been heard for .*lost_after_s=1"):
                 await bench.running
-        assert bench.runtime.running == []
+        assert bench.sandboxes == []
 
 
 class TestReturn:
@@ -94,7 +93,7 @@ async def test_the_runtime_that_hangs_ends_the_worker_with_a_count(
 ) -> None:
     await bench.coordinator.expect(WorkerHello)
     await bench.init("r1")
-    [sandbox] = bench.runtime.made
+    [sandbox] = bench.runtime.started
     monkeypatch.setattr("prorl_hpc.worker.agent.STOP_WITHIN_S", 0.1)
     monkeypatch.setattr(sandbox, "stop", asyncio.Event().wait)
     bench.stop.set()
@@ -110,11 +109,3 @@ def test_only_the_runs_own_task_may_be_named_by_import_path(config: ProrlConfig)
     assert handlers("file_quest") is handlers("file_quest")
     with pytest.raises(ConfigError, match="is not one that this run serves"):
         handlers("os:system")
-
-
-def test_fake_runtime_is_a_runtime() -> None:
-    from prorl_hpc.sandbox.protocol import Runtime, Sandbox
-    from prorl_hpc.tasks.testing import FakeSandbox
-
-    assert isinstance(FakeRuntime(), Runtime)
-    assert isinstance(FakeSandbox(), Sandbox)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Bench  # type: ignore[import-not-found]
+from worker_bench import SERVER, Bench
 
 from prorl_hpc.messages.control import Discard, Discarded, StageFinished, StartEval, StartRun, WorkerHello
-from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.messages.rollout import FailureKind, Stage
 
 STAGES = list(Stage)
@@ -34,7 +33,7 @@ async def up_to(bench: Bench, rollout_id: str, stage: Stage, **row: str) -> Stag
 async def test_a_rollout_through_all_stages(bench: Bench) -> None:
     init = await bench.init("r1", reward=0.75)
     assert (init.worker_id, init.stage, init.failure) == ("worker-0", Stage.INIT, None)
-    assert len(bench.runtime.running) == 1
+    assert len(bench.sandboxes) == 1
     run = await bench.run("r1")
     assert (run.stage, run.failure, run.reward) == (Stage.RUN, None, None)
     assert run.trajectory is not None and run.trajectory.num_trained_tokens > 0
@@ -49,7 +48,7 @@ async def test_many_rollouts_at_once(bench: Bench) -> None:
         await bench.start_init(f"r{i}")
     done = {(await bench.coordinator.expect(StageFinished)).rollout_id for _ in range(20)}
     assert len(done) == 20
-    assert len({s.sandbox_id for s in bench.runtime.made}) == 20
+    assert len({s.sandbox_id for s in bench.runtime.started}) == 20
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -95,17 +94,18 @@ async def test_a_stage_that_uses_up_its_budget_is_timed_out(bench: Bench, stage:
 
 
 async def test_a_sandbox_that_does_not_start(bench: Bench) -> None:
-    bench.runtime.fail = SandboxError("no user namespaces")
+    bench.runtime.fail_starts = 1
     done = await bench.init("r1")
     assert done.failure is not None
-    assert (done.failure.kind, done.failure.message) == (FailureKind.SANDBOX, "no user namespaces")
+    assert done.failure.kind is FailureKind.SANDBOX
+    assert "did not start" in done.failure.message
 
 
 async def test_a_row_or_task_that_does_not_fit_fails_init(bench: Bench) -> None:
     done = await bench.init("r1", bad=1)
     assert done.failure is not None
     assert (done.failure.kind, done.failure.message) == (FailureKind.TASK, "ValueError: field bad is not allowed")
-    assert bench.runtime.made == []
+    assert bench.runtime.started == []
 
 
 async def test_rewards_that_are_no_numbers_are_refused(bench: Bench) -> None:
@@ -125,7 +125,7 @@ async def test_discard_while_a_stage_runs(bench: Bench, stage: Stage, does: str)
             done = await bench.run("r1")
         assert done.failure is None
         order = StartRun if stage is Stage.RUN else StartEval
-        arguments = ("r1", bench_server(), 20.0) if stage is Stage.RUN else ("r1", 20.0)
+        arguments = ("r1", SERVER, 20.0) if stage is Stage.RUN else ("r1", 20.0)
         await bench.coordinator.order(order(*arguments))
     await bench.until_a_sandbox_runs()
     await bench.coordinator.order(Discard("r1"))
@@ -133,22 +133,16 @@ async def test_discard_while_a_stage_runs(bench: Bench, stage: Stage, does: str)
     assert (discarded.worker_id, discarded.rollout_id) == ("worker-0", "r1")
     if stage is Stage.EVAL:
         assert discarded.trajectory is not None
-    assert bench.runtime.running == []
+    assert bench.sandboxes == []
     reports = [m.stage for m in bench.coordinator.log if isinstance(m, StageFinished)]
     assert stage not in reports
-
-
-def bench_server() -> object:
-    from conftest import SERVER
-
-    return SERVER
 
 
 async def test_discard_between_stages_and_of_unknown_rollouts(bench: Bench) -> None:
     await bench.init("r1")
     await bench.coordinator.order(Discard("r1"))
     assert (await bench.coordinator.expect(Discarded)).rollout_id == "r1"
-    assert bench.runtime.running == []
+    assert bench.sandboxes == []
     await bench.coordinator.order(Discard("never-heard-of"))
     assert (await bench.coordinator.expect(Discarded)).trajectory is None
 
@@ -161,7 +155,7 @@ async def test_stages_of_unknown_rollouts_are_infrastructure_failures(bench: Ben
 async def test_a_rollout_started_anew_replaces_the_old_one(bench: Bench) -> None:
     await bench.init("r1")
     await bench.init("r1")
-    first, second = bench.runtime.made
+    first, second = bench.runtime.started
     assert (await bench.run("r1")).failure is None
     assert first.stopped
     assert not second.stopped

@@ -32,7 +32,7 @@ from prorl_hpc.worker.stages import LLMSource, Policy, StageRunner
 log = logging.getLogger(__name__)
 
 STOP_WITHIN_S = 3.0
-"""How long freeing everything may take when the worker ends."""
+"""How long stages and sandboxes have to end in order when the worker ends."""
 
 
 class Handlers:
@@ -84,8 +84,8 @@ class Worker:
         )
 
     async def run(self, stop: asyncio.Event, on_welcome: Callable[[], None] = lambda: None) -> str:
-        """Serve until Shutdown or ``stop``; returns the reason. Raises RunError if the coordinator is lost or
-        sandboxes do not stop, TransportError if it speaks another version."""
+        """Serve until Shutdown or ``stop``; returns the reason. Raises RunError if the coordinator is lost,
+        TransportError if it speaks another version."""
         parts = [
             asyncio.create_task(self._obey(), name="orders"),
             asyncio.create_task(self._line.watch(), name="heartbeat"),
@@ -138,10 +138,11 @@ class Worker:
         try:
             async with asyncio.timeout(STOP_WITHIN_S):
                 await self._stages.close()
-        except TimeoutError as error:
-            raise RunError(
-                f"{self._stages.sandboxes} sandboxes on {self._node} did not stop within {STOP_WITHIN_S:g} s"
-            ) from error
+        except TimeoutError:
+            # Closing the runtime, which follows, ends them by force and raises if it cannot.
+            log.warning(
+                "%d sandboxes on %s did not stop within %g s", self._stages.sandboxes, self._node, STOP_WITHIN_S
+            )
 
     async def _report(self, message: StageFinished | Discarded) -> None:
         await self._line.send(message)

@@ -88,8 +88,8 @@ class TestReturn:
         assert (await bench.run("r1")).failure is None
 
 
-async def test_the_runtime_that_hangs_ends_the_worker_with_a_count(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+async def test_a_sandbox_that_does_not_stop_is_left_to_the_runtime(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await bench.coordinator.expect(WorkerHello)
     await bench.init("r1")
@@ -98,8 +98,8 @@ async def test_the_runtime_that_hangs_ends_the_worker_with_a_count(
     monkeypatch.setattr(sandbox, "stop", asyncio.Event().wait)
     bench.stop.set()
     async with asyncio.timeout(PATIENCE_S):
-        with pytest.raises(RunError, match=r"1 sandboxes on node-a did not stop within 0\.1 s"):
-            await bench.running
+        assert await bench.running == "told to stop"
+    assert "1 sandboxes on node-a did not stop within 0.1 s" in caplog.text
     sandbox.stopped = True
 
 

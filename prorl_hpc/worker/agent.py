@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from prorl_hpc.config.schema import ProrlConfig, RolloutConfig, TaskConfig
 from prorl_hpc.messages.control import (
+    CoordinatorToWorker,
     Discard,
     Discarded,
     Goodbye,
@@ -25,8 +26,8 @@ from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.sandbox.protocol import Runtime
 from prorl_hpc.tasks.protocol import AgentHandler
 from prorl_hpc.tasks.registry import BUILT_IN, get_handler
+from prorl_hpc.transport.agent_line import AgentLine
 from prorl_hpc.transport.keys import RunKeys
-from prorl_hpc.worker.connection import CoordinatorLine
 from prorl_hpc.worker.stages import LLMSource, Policy, StageRunner
 
 log = logging.getLogger(__name__)
@@ -73,12 +74,11 @@ class Worker:
         self._pools = pools_of(config.rollout)
         self._runtime = runtime
         self._stages = StageRunner(worker_id, runtime, llms, policy, Handlers(config.task), self._report)
-        self._line = CoordinatorLine(
+        self._line: AgentLine[CoordinatorToWorker] = AgentLine(
+            CoordinatorToWorker,
             keys,
             worker_id,
             find_endpoint,
-            self._hello,
-            self._load,
             heartbeat_s=config.rollout.heartbeat_s,
             lost_after_s=config.rollout.lost_after_s,
         )
@@ -88,7 +88,7 @@ class Worker:
         TransportError if it speaks another version."""
         parts = [
             asyncio.create_task(self._obey(), name="orders"),
-            asyncio.create_task(self._line.watch(), name="heartbeat"),
+            asyncio.create_task(self._line.watch(self._hello, self._load), name="heartbeat"),
             asyncio.create_task(self._told_to_stop(stop), name="stop"),
         ]
         welcome = asyncio.create_task(self._greet(on_welcome))
@@ -150,7 +150,7 @@ class Worker:
     def _hello(self) -> WorkerHello:
         return WorkerHello(self._worker_id, self._node, self._pools, self._runtime.description, self._stages.held)
 
-    def _load(self) -> WorkerLoad:
+    async def _load(self) -> WorkerLoad:
         return WorkerLoad(self._worker_id, self._stages.sandboxes)
 
 

@@ -36,14 +36,10 @@ class Composed:
 def compose_all(arguments: list[str]) -> list[Composed]:
     """What Hydra makes of the command line: one entry, several with ``--multirun``, none after ``--help`` or
     ``--cfg``, which print. Raises ConfigError."""
-    found: list[Composed] = []
+    found: list[tuple[DictConfig, list[str]]] = []
 
     def keep(composed: DictConfig) -> None:
-        # as plain values, for OmegaConf lets `+trainer.typo=1` into a node that is typed already
-        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-        assert isinstance(values, dict)
-        config = to_config({str(key): value for key, value in values.items()})
-        found.append(Composed(config, list(HydraConfig.get().overrides.task)))
+        found.append((composed, list(HydraConfig.get().overrides.task)))
 
     register_schema()
     decorated = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(keep)
@@ -52,6 +48,7 @@ def compose_all(arguments: list[str]) -> list[Composed]:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out instead of printing them and exiting
     try:
         decorated()
+        return [Composed(_typed(composed), overrides) for composed, overrides in found]
     except (HydraException, OmegaConfBaseException, MissingConfigException) as error:
         raise ConfigError(explain(error)) from error
     finally:
@@ -60,7 +57,13 @@ def compose_all(arguments: list[str]) -> list[Composed]:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
-    return found
+
+
+def _typed(composed: DictConfig) -> ProrlConfig:
+    """By way of plain values, for OmegaConf lets `+trainer.typo=1` into a node that is typed already."""
+    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    assert isinstance(values, dict)
+    return to_config({str(key): value for key, value in values.items()})
 
 
 def explain(error: Exception) -> str:

@@ -15,7 +15,7 @@ from fakes.runs import fake_config, fake_plan, fake_run, processes_of
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import ConfigError
-from prorl_hpc.slurm.executors import sbatch_text, submit, sbatch_opinion
+from prorl_hpc.slurm.executors import sbatch_opinion, sbatch_text, submit
 from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
 
@@ -116,7 +116,7 @@ def test_a_job_that_slurm_does_not_know_is_told_after_a_while(tmp_path: Path, mo
     from prorl_hpc.messages.errors import RunError
     from prorl_hpc.slurm import states
 
-    run, job = started(fake_config(tmp_path, slurm=True), {})
+    _, job = started(fake_config(tmp_path, slurm=True), {})
     job.cancel()
     assert job.wait(30)
     monkeypatch.setattr(states, "UNKNOWN_LIMIT_S", -1.0)

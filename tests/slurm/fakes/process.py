@@ -1,4 +1,5 @@
-"""A stand-in for any process of the plan: becomes READY, then does what ``fakes.json`` in the run directory says.
+"""A stand-in for any process of the plan: becomes READY, then acts as ``fakes.json`` in the run directory says, or
+the environment variable FAKE_ACTS.
 
 {"worker-0": {"ready_after": 0.1, "exit_after": 0.5, "code": 3, "says": "…", "finish": true, "deaf": true,
               "grandchild": true, "never_ready": true, "dump_environment": true}}
@@ -21,7 +22,7 @@ def main() -> None:
     args = process_arguments("fakes.process")
     role = args.name.rpartition("-")[0] or args.name
     process = Process.start(role, args.run_dir, args.name)
-    acts = json.loads((process.run.path / "fakes.json").read_text()).get(args.name, {})
+    acts = json.loads(os.environ.get("FAKE_ACTS") or (process.run.path / "fakes.json").read_text()).get(args.name, {})
     stopped = []
     signal.signal(signal.SIGTERM, (lambda *_: None) if acts.get("deaf") else (lambda *_: stopped.append(1)))
     print(f"{args.name} rank {args.rank} of {args.world} on {process.node}", file=sys.stderr, flush=True)

@@ -1,0 +1,57 @@
+"""Everything that is wrong is found at once, named, with what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.store import compose
+from prorl_hpc.config.validation import setting, validate
+
+
+def changed(**values: Any) -> ProrlConfig:
+    config = ProrlConfig()
+    config.model.prepare = "tiny"
+    for dotted, value in values.items():
+        group, _, name = dotted.rpartition("__")
+        setattr(setting(config, group.replace("__", ".")), name, value)
+    return config
+
+
+@pytest.mark.parametrize("overrides", [[], ["experiment=quick"], ["cluster=slurm"], ["cluster=slurm_site"]])
+def test_the_configurations_that_come_with_it_are_valid(overrides: list[str]) -> None:
+    assert validate(compose(overrides)) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"trainer__steps": 0}, "trainer.steps=0: must be at least 1"),
+        ({"trainer__learning_rate": float("nan")}, "trainer.learning_rate=nan"),
+        ({"trainer__zero_stage": 4}, "must be 0, 1, 2 or 3"),
+        ({"engine__kind": "gpt"}, "one of auto, vllm, transformers, scripted"),
+        ({"run__name": "../up"}, "run.name="),
+        ({"model__prepare": ""}, "model.path is empty"),
+        ({"trainer__group_size": 1}, "relative to a group"),
+        ({"trainer__max_rows_per_step": 2}, "never be filled"),
+        ({"trainer__soft_overlong_cache_tokens": 10}, "trainer.max_response_tokens=0"),
+        ({"trainer__adam_betas": [0.9]}, "two numbers"),
+        ({"rollout__run_s": 1e6}, "rollout.total_s"),
+        ({"rollout__lost_after_s": 1.0}, "live nodes are taken as lost"),
+        ({"task__max_turn_tokens": 5000}, "leaves no room"),
+        ({"cluster__account": "x"}, "cluster.account=x has no effect"),
+        ({"cluster__rollout__partition": "x"}, "cluster.rollout.partition=x has no effect"),
+        ({"cluster__kind": "slurm", "cluster__inference__gpus": 1, "engine__tensor_parallel": 2}, "needs 2 per node"),
+        ({"cluster__kind": "slurm", "cluster__trainer__gpus": 1, "trainer__ranks_per_node": 2}, "a GPU of its own"),
+    ],
+)
+def test_one_mistake_is_one_sentence(values: dict[str, Any], words: str) -> None:
+    errors = validate(changed(**values))
+    assert len(errors) == 1, errors
+    assert words in errors[0]
+
+
+def test_all_mistakes_are_told_together() -> None:
+    assert len(validate(changed(trainer__steps=0, engine__threads=0, cluster__qos="x"))) == 3

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def prorl_home() -> Path:
@@ -18,3 +20,60 @@ def prorl_home() -> Path:
 def prepared_model(name: str) -> Path:
     """Where ``prorl_hpc model prepare NAME`` puts its model; the directory exists once it is whole."""
     return prorl_home() / "models" / name
+
+
+def check_model_dir(path: Path | str) -> None:
+    """Raise ValueError unless ``path`` holds a causal LM that can be trained and served: config, weights, tokenizer and
+    chat template. Reads no weights and imports nothing heavy."""
+    directory = Path(path)
+    if not str(path) or not directory.is_dir():
+        raise ValueError(
+            f"model.path={path or '(empty)'} is not a directory: give a Hugging Face model directory (model=path model.path=…), "
+            "or choose a model that is prepared here (model=smollm2)"
+        )
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{directory} has no config.json: it is not a Hugging Face model directory")
+    _check_json(directory / "config.json")
+    if not any(directory.glob("*.safetensors")):
+        other = sorted(p.name for kind in ("*.bin", "*.gguf", "*.pt", "*.pth") for p in directory.glob(kind))
+        found = f"it has {', '.join(other[:3])}, which must be converted" if other else "the download may be incomplete"
+        raise ValueError(f"{directory} has no weights (*.safetensors): {found}")
+    _check_shards(directory)
+    if not (directory / "tokenizer.json").is_file():
+        raise ValueError(
+            f"{directory} has no tokenizer.json: save the tokenizer there with transformers, "
+            f"AutoTokenizer.from_pretrained(…).save_pretrained({str(directory)!r})"
+        )
+    if not _has_chat_template(directory):
+        raise ValueError(
+            f"{directory} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): agents "
+            "speak in messages, so use an instruction-tuned model or put a template there"
+        )
+
+
+def _check_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is not a JSON object")
+    return content
+
+
+def _check_shards(directory: Path) -> None:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        named = set(_check_json(index).get("weight_map", {}).values())
+        missing = sorted(name for name in named if not (directory / name).is_file())
+        if missing:
+            raise ValueError(
+                f"{directory} lacks {len(missing)} of {len(named)} weight files that {index.name} names: {missing[0]}"
+            )
+
+
+def _has_chat_template(directory: Path) -> bool:
+    if (directory / "chat_template.jinja").is_file():
+        return True
+    settings = directory / "tokenizer_config.json"
+    return settings.is_file() and bool(_check_json(settings).get("chat_template"))

@@ -83,9 +83,12 @@ class Engine:
         self.config, self.stop, self.world, self.commands = config, stop, world, commands
         self.rank = dist.get_rank()
         self.dtype = choose_dtype(config.dtype)
-        self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+        self.device = (
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+        )
         self.policy: Policy = load_policy(model_path, self.dtype, gradient_checkpointing=config.gradient_checkpointing)
         self.policy.to(self.device)
+        self.weight_bytes = sum(p.nbytes for p in self.policy.parameters())
         if note := self.policy.check_against_model():
             log.warning("%s", note)
         settings = deepspeed_config(config, self.dtype)
@@ -169,12 +172,12 @@ class Engine:
             total += LossSums(*one)
         return total
 
-    @torch.no_grad()
     def score(self, token_ids: list[int]) -> list[float]:
         """Logprobs of tokens 1..n-1 given those before, at temperature 1 (length n-1)."""
         ids = torch.tensor([token_ids], device=self.device)
         places = torch.arange(len(token_ids), device=self.device)
-        logprobs, _ = self._deepspeed(ids, places[None], None, places[:-1], ids[0, 1:])
+        with torch.no_grad():
+            logprobs, _ = self._deepspeed(ids, places[None], None, places[:-1], ids[0, 1:])
         result: list[float] = logprobs.tolist()
         return result
 
@@ -246,7 +249,7 @@ def _check_at_layers(lm: nn.Module, check: Callable[[], None]) -> None:
         layer.register_forward_hook(after)
 
 
-def prepare_deepspeed(commands: dist.ProcessGroup | None = None) -> None:
+def prepare_deepspeed() -> None:
     """Import DeepSpeed for this machine and hand it the process group that exists. Its shared-memory collective for CPUs
     is switched off: compiling it takes a minute, and it is of use between many ranks on one node only."""
     if not torch.cuda.is_available():
@@ -254,4 +257,4 @@ def prepare_deepspeed(commands: dist.ProcessGroup | None = None) -> None:
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False, verbose=False)
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)

@@ -153,16 +153,18 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> MicroBat
     def padded(lists: Iterable[list[int]], value: int) -> Tensor:
         return torch.tensor([x + [value] * (length - len(x)) for x in lists], dtype=torch.int64, device=device)
 
-    def flat(lists: Iterable[list[float]], dtype: torch.dtype = torch.float32) -> Tensor:
+    def flat(lists: Iterable[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor([x for each in lists for x in each], dtype=dtype, device=device)
 
     shared = any(max(row.parts) > 1 for row in rows)
     return MicroBatch(
         token_ids=padded((r.token_ids for r in rows), 0),
-        positions=padded((r.positions for r in rows), 0) if shared else torch.arange(length, device=device).repeat(len(rows), 1),
+        positions=padded((r.positions for r in rows), 0)
+        if shared
+        else torch.arange(length, device=device).repeat(len(rows), 1),
         visible=visibility(padded((r.parts for r in rows), PADDING)) if shared else None,
         sources=flat(([i * length + s for s in r.sources] for i, r in enumerate(rows)), torch.int64),
-        targets=flat((r.targets for r in rows), torch.int64),  # type: ignore[arg-type]
+        targets=flat((r.targets for r in rows), torch.int64),
         old_logprobs=flat(r.old_logprobs for r in rows),
         advantages=flat(r.advantages for r in rows),
         mask=flat([float(r.counts)] * len(r.targets) for r in rows),

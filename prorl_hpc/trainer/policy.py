@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from prorl_hpc.messages.errors import RunError
+from prorl_hpc.trainer.layout import visibility
 
 CHUNK_TOKENS = 512
 """Places whose logits (× vocabulary, float32) are held at one time."""
 
 
-class Policy(nn.Module):
+class Policy(nn.Module):  # type: ignore[misc]  # torch is not analysed
     """A Hugging Face causal LM whose forward gives token logprobs and entropies."""
 
     def __init__(self, lm: nn.Module) -> None:
@@ -66,11 +67,14 @@ class Policy(nn.Module):
         bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
         return bias.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
 
-    @torch.no_grad()
     def check_against_model(self) -> str:
         """Compare this forward with the model's own on a few tokens, before training rests on it. Where the model does not
         obey given masks (sliding windows, recurrent layers) prompts are no longer shared; returns a sentence that says
         so, or "". Raises RunError if even plain rows differ: then the model does more to its logits than a linear map."""
+        with torch.no_grad():
+            return self._compare()
+
+    def _compare(self) -> str:
         device = next(self.parameters()).device
         vocabulary: int = self.lm.config.vocab_size
         draw = torch.Generator().manual_seed(0)
@@ -87,8 +91,6 @@ class Policy(nn.Module):
                 f"{type(self.lm).__name__}: logprobs from hidden states and output embeddings differ from the model's own "
                 f"by {gap:.3g} nats (allowed: {tolerance}). The model does something else to its logits; it cannot be trained here"
             )
-        from prorl_hpc.trainer.layout import visibility
-
         parts = torch.tensor([[0] * 6 + [1] * 6 + [2] * 6], device=device)
         row = torch.cat([ids[0], ids[1, 6:]])[None]
         row_positions = torch.cat([positions[0], positions[0, 6:]])[None]
@@ -97,7 +99,9 @@ class Policy(nn.Module):
         gap = float((packed - expected).abs().max())
         if gap > tolerance:
             self.shares_prompts = False
-            return f"the model does not take a given attention mask (logprobs differ by {gap:.2g}): prompts are not shared"
+            return (
+                f"the model does not take a given attention mask (logprobs differ by {gap:.2g}): prompts are not shared"
+            )
         return ""
 
 

@@ -44,6 +44,8 @@ def join(state: Path, *, rank: int, world: int, local_rank: int, host: str, time
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(host))
         file = state / "trainer-group.json"
         store = _serve(file, host, world, timeout) if rank == 0 else _connect(file, world, timeout)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
@@ -79,7 +81,9 @@ def _connect(file: Path, world: int, timeout: timedelta) -> dist.Store:
             except (RuntimeError, dist.DistStoreError):
                 pass  # a leftover file whose port now belongs to something else: read it again
         time.sleep(0.2)
-    raise RunError(f"trainer rank 0 could not be reached within {timeout.total_seconds():.0f} s; its address is in {file}")
+    raise RunError(
+        f"trainer rank 0 could not be reached within {timeout.total_seconds():.0f} s; its address is in {file}"
+    )
 
 
 def _listens(address: GroupAddress) -> bool:
@@ -94,5 +98,5 @@ def _interface(address: str) -> str:
     """Name of the interface with this address: gloo would else ask what the host's name resolves to."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(a.address == address for a in addresses):
-            return name
+            return str(name)
     return "lo"

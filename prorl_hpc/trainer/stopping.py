@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Stopped(Exception):  # noqa: N818
+class Stopped(Exception):
     """Someone asked this process to stop; raised where it is safe to leave off."""
 
 

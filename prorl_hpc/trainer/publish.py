@@ -1,0 +1,96 @@
+"""New weights from the trainer to every inference server, and the proof that they arrived.
+
+An engine can answer that all is well and still serve old weights in part, so every update carries a probe: a
+prompt with the trainer's own logprobs, which the servers must reproduce.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.inference import WeightProbe, WeightUpdate, WeightUpdated
+from prorl_hpc.trainer.rollout_service import RolloutService
+
+log = logging.getLogger(__name__)
+SHARED_MEMORY = Path("/dev/shm")
+PROBE_TEXT = "A probe: 17 + 25 = 42, and the quick brown fox jumps over the lazy dog."
+PROBE_TOKENS = 24
+
+
+def probe_tokens(model_directory: Path) -> list[int]:
+    """Ids of a short fixed text, the same for all versions of the weights."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_directory / "tokenizer.json"))
+    ids: list[int] = tokenizer.encode(PROBE_TEXT, add_special_tokens=False).ids[:PROBE_TOKENS]
+    if len(ids) < 2:
+        raise RunError(
+            f"{model_directory}/tokenizer.json makes {len(ids)} token(s) of {PROBE_TEXT!r}: is it this model's?"
+        )
+    return ids
+
+
+class WeightDirectory:
+    """Private directory for published weights: memory of this node if all processes run here and it has room,
+    else on the run's shared storage."""
+
+    def __init__(self, run: RunDirectory, *, single_node: bool, weight_bytes: int) -> None:
+        # Two versions are kept while a third is written.
+        self._local = (
+            single_node and SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 3 * weight_bytes
+        )
+        self.path = run.make_runtime_dir(str(SHARED_MEMORY)) if self._local else run.weights
+        self.remove_older(keep=0)
+
+    def remove_older(self, keep: int = 2) -> None:
+        """Leave the newest ``keep`` versions: a server may still be reading the last but one."""
+        versions = sorted(
+            (p for p in self.path.iterdir() if p.name.startswith("version-")), key=lambda p: int(p.name.split("-")[1])
+        )
+        for old in versions[: max(0, len(versions) - keep)]:
+            shutil.rmtree(old)
+
+    def version(self, number: int) -> Path:
+        path = self.path / f"version-{number}"
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+    def close(self) -> None:
+        """Give node memory back; weights on shared storage go too, the checkpoints have them."""
+        self.remove_older(keep=0)
+        if self._local:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+async def announce(service: RolloutService, version: int, paths: list[Path], probe: WeightProbe) -> float | None:
+    """Have every server load ``paths`` as ``version``. Returns the largest probe gap (None if no engine can score).
+    Raises RunError unless each server has them and agrees with the trainer."""
+    answers = await service.update_weights(WeightUpdate(version, [str(p) for p in paths], probe))
+    if not answers:
+        raise RunError(f"weights {version} were published, but no inference server is there to load them: see its log")
+    complaints = [text for answer in answers if (text := _complaint(answer, version, probe.tolerance))]
+    if complaints:
+        raise RunError(
+            f"weights {version} did not reach every inference server, and rollouts from old weights would be trained on "
+            "as new ones: " + "; ".join(complaints)
+        )
+    gaps = [answer.probe_gap for answer in answers if answer.probe_gap is not None]
+    return max(gaps, default=None)
+
+
+def _complaint(answer: WeightUpdated, version: int, tolerance: float) -> str:
+    if answer.error:
+        return f"{answer.server_id}: {answer.error}"
+    if answer.version != version:
+        return f"{answer.server_id} serves version {answer.version}"
+    if answer.probe_gap is not None and not answer.probe_gap <= tolerance:
+        return (
+            f"{answer.server_id} says that it loaded them, but its logprobs of the probe differ from the trainer's by "
+            f"{answer.probe_gap:.4g} nats (trainer.probe_tolerance={tolerance}): it serves other weights, or computes in "
+            "a much coarser dtype"
+        )
+    return ""

@@ -3,7 +3,7 @@
 A conversation's ids are: the first prompt, then for each turn the ids that the engine returned, the
 template's *glue* (end of turn, start of the next), the new message, and the opening of the assistant's
 next turn. That equals the template's own rendering only if the template never rewrites what it wrote
-before; ``ChatFormat.open`` proves it on a sample or refuses the model.
+before an assistant's answer; ``ChatFormat.open`` proves it on a sample or refuses the model.
 
 Text of messages is encoded with control tokens disabled: a tool that prints ``<|im_end|>`` does not end
 a turn. Only the template's own pieces become control tokens.
@@ -11,6 +11,7 @@ a turn. Only the template's own pieces become control tokens.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -22,6 +23,8 @@ from tokenizers import AddedToken, Tokenizer
 from prorl_hpc.agents.chat_template import ChatTemplate, read_json_file
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.trajectory import Message
+
+log = logging.getLogger(__name__)
 
 _SAMPLE_ROLES = ("system", "user", "assistant", "user", "assistant", "user")
 # Private-use characters: a template neither trims nor splits them, and no tokenizer knows them as tokens.
@@ -157,29 +160,46 @@ class ChatFormat:
         )
 
     def _check_extension(self) -> None:
-        """render(first k) must be a prefix of render(first k+1), and the generation prompt the start of a turn."""
-        sample = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(_SAMPLE_ROLES)]
-        # From [system, user] on: several templates refuse a conversation without a user.
-        for k in range(2, len(sample)):
-            shorter = self._template.render(sample[:k], add_generation_prompt=False)
-            longer = self._template.render(sample[: k + 1], add_generation_prompt=False)
-            role = _SAMPLE_ROLES[k]
+        """What is written up to an assistant's answer must be the beginning of every longer conversation, and
+        each turn must be closed and followed alike."""
+        followed: list[str] = []
+        for k in (2, 4):
+            answered = self._sample(k, True) + f"{_OPEN}{k}{_CLOSE}"
+            longer = self._sample(k + 2, True)
+            if not longer.startswith(answered):
+                turn = self._sample(k + 1, False)
+                if turn.startswith(answered):
+                    what = f"adding message {k + 2} ({_SAMPLE_ROLES[k + 1]}) changes what it wrote before it"
+                    raise self._refusal(f"{what} ({_first_difference(answered, longer)})")
+                what = "the generation prompt is not how it begins an assistant turn"
+                raise self._refusal(f"{what} ({_first_difference(answered, turn)})")
+            followed.append(_PLACEHOLDER.sub(_OPEN, longer.removeprefix(answered)))
+        if followed[0] != followed[1]:
+            raise self._refusal(f"it goes on differently in later turns ({_first_difference(*followed)})")
+        self._warn_of_rewriting()
+
+    def _warn_of_rewriting(self) -> None:
+        """Some templates drop or add to a turn once it is over (empty thoughts, a last eos). Conversations here
+        keep what was generated, so whoever serves the trained model by its template should know."""
+        for k in range(2, len(_SAMPLE_ROLES)):
+            shorter, longer = self._sample(k, False), self._sample(k + 1, False)
             if not longer.startswith(shorter):
-                raise self._refusal(
-                    f"adding message {k + 1} ({role}) changes what it wrote before it ({_first_difference(shorter, longer)})"
+                log.warning(
+                    "the chat template of %s writes a conversation that goes on otherwise than one that has ended "
+                    "(%s); rollouts keep what the model wrote",
+                    self.name,
+                    _first_difference(shorter, longer),
                 )
-            if role == "assistant":
-                prompt = self._template.render(sample[:k], add_generation_prompt=True)
-                if not longer.startswith(prompt + sample[k]["content"]):
-                    raise self._refusal(
-                        "the generation prompt is not how it begins an assistant turn "
-                        f"({_first_difference(prompt + sample[k]['content'], longer)})"
-                    )
+                return
+
+    def _sample(self, k: int, add_generation_prompt: bool) -> str:
+        """The first ``k`` sample messages as the template writes them."""
+        messages = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(_SAMPLE_ROLES[:k])]
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def _find_end_of_turn(self) -> int:
-        pieces = self._layout(_SAMPLE_ROLES[:3], False)
-        after = next(i for i, piece in enumerate(pieces) if piece.message == 2) + 1
-        closing = pieces[after].text if after < len(pieces) else ""
+        pieces = self._layout(_SAMPLE_ROLES[:4], True)
+        closing = pieces[next(i for i, piece in enumerate(pieces) if piece.message == 2) + 1].text
         match = self._special_pattern.match(closing) if self._special_pattern else None
         if match is None:
             raise self._refusal(

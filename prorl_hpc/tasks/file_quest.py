@@ -86,6 +86,10 @@ class FileQuest:
         right = outcome.answer == context.spec.row["answer"]
         return Evaluation(1.0 if right else 0.0, outcome.metrics())
 
+    def observation(self, output: str) -> Message:
+        """The message in which the model sees a command's output."""
+        return self._format.observation_of(output)
+
     def worked_examples(self) -> list[Message]:
         """The prompt before the question: each kind once, with its command, output and answer."""
         messages = [Message("system", _SYSTEM)]
@@ -93,7 +97,7 @@ class FileQuest:
             messages += [
                 Message("user", example.question),
                 Message("assistant", f"<bash>{example.command}</bash>"),
-                self._format.observation_of(example.output),
+                self.observation(example.output),
                 Message("assistant", f"answer: {example.answer}"),
             ]
         return messages

@@ -18,9 +18,13 @@ from prorl_hpc.tasks.testing import CHATML, write_chat_model
 
 THINK = "<think>\n\n</think>\n\n"
 """What reasoning models write before an answer, and their templates only before the last one."""
-THINKS_LAST = CHATML.replace(
+EMPTY_THOUGHTS_LAST = CHATML.replace(
     "+ message['content']", f"+ ('{THINK}' if loop.last and message.role == 'assistant' else '') + message['content']"
-).replace("assistant\n", f"assistant\n{THINK}")
+)
+THINKS_LAST = EMPTY_THOUGHTS_LAST.replace("assistant\n", f"assistant\n{THINK}")
+NUMBERED = CHATML.replace(
+    "+ message['content']", "+ (loop.index | string if loop.index == 6 else '') + message['content']"
+)
 PROMPT_WITHOUT_THINK = CHATML.replace(
     "+ message['content']", f"+ ('{THINK}' if message.role == 'assistant' else '') + message['content']"
 )
@@ -65,6 +69,25 @@ def test_a_template_that_trims_contents_is_followed(tmp_path: Path) -> None:
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_a_template_that_rewrites_only_finished_turns_is_used_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat = ChatFormat.open(write_chat_model(tmp_path, EMPTY_THOUGHTS_LAST))
+    assert "writes a conversation that goes on otherwise than one that has ended" in caplog.text
+    ids = chat.first_prompt([Message("user", "a")])
+    ids += [*chat.encode_text("b"), chat.end_of_turn_id]
+    ids += chat.extension([Message("user", "c")], chat.end_of_turn_id)
+    assert chat.decode(ids, control_tokens=True) == (
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_an_ordinary_template_gives_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ChatFormat.open(write_chat_model(tmp_path))
+    assert caplog.text == ""
+
+
 def test_a_template_file_wins_over_tokenizer_config(tmp_path: Path) -> None:
     model = write_chat_model(tmp_path)
     (model / "chat_template.jinja").write_text(CHATML.replace("'<|im_start|>' + message", "'<|im_start|>r:' + message"))
@@ -77,13 +100,14 @@ def test_a_template_file_wins_over_tokenizer_config(tmp_path: Path) -> None:
     [
         (THINKS_LAST, r"adding message 4 \(user\) changes what it wrote before it .*<think>"),
         (PROMPT_WITHOUT_THINK, "generation prompt is not how it begins an assistant turn .*<think>"),
+        (NUMBERED, "it goes on differently in later turns"),
         (CHATML.replace("<|im_end|>", ""), "ends an assistant turn with"),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "generation prompt"),
         ("{% if x %}", "does not parse"),
         ("{{ raise_exception('only users here') }}", "refuses the roles .*only users here"),
         ("{{ 1 / 0 }}", "refuses the roles .*division by zero"),
     ],
-    ids=["rewrites", "prompt", "no-end", "drops-content", "syntax", "raises", "breaks"],
+    ids=["rewrites", "prompt", "later-turns", "no-end", "drops-content", "syntax", "raises", "breaks"],
 )
 def test_templates_that_cannot_be_extended_are_refused_by_name(tmp_path: Path, template: str, message: str) -> None:
     model = write_chat_model(tmp_path, template)

@@ -127,3 +127,13 @@ class RolloutResult(msgspec.Struct, frozen=True):
     worker: str = ""
     server: str = ""
     row_id: str = ""
+
+
+class RolloutProgress(msgspec.Struct, frozen=True):
+    """Where a rollout that was submitted by itself (not in a batch) stands; cheap to ask for."""
+
+    rollout_id: str
+    status: Status
+    attempts: int = 1
+    worker: str = ""
+    server: str = ""

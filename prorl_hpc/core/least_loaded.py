@@ -1,0 +1,62 @@
+"""A min-heap of things by load, where loads change and things leave at any time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Collection
+from typing import Generic, TypeVar
+
+Load = TypeVar("Load", float, tuple[float, float])
+
+
+class LeastLoaded(Generic[Load]):
+    """Keys with a load each; ``least`` finds the smallest in O(log n).
+
+    Among equal loads the one whose load was set longest ago wins, so that ties rotate. Stale heap
+    entries are dropped when they surface, or all at once when they outnumber the live ones.
+    """
+
+    def __init__(self) -> None:
+        self._loads: dict[str, tuple[Load, int]] = {}
+        self._heap: list[tuple[Load, int, str]] = []
+        self._turns = itertools.count()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._loads
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def set(self, key: str, load: Load) -> None:
+        """Add ``key`` or change its load."""
+        known = self._loads.get(key)
+        if known is not None and known[0] == load:
+            return
+        turn = next(self._turns)
+        self._loads[key] = (load, turn)
+        heapq.heappush(self._heap, (load, turn, key))
+        if len(self._heap) > 4 * len(self._loads) + 64:
+            self._heap = [(load, turn, key) for key, (load, turn) in self._loads.items()]
+            heapq.heapify(self._heap)
+
+    def discard(self, key: str) -> None:
+        """Remove ``key`` if it is there."""
+        self._loads.pop(key, None)
+
+    def least(self, without: Collection[str] = ()) -> str | None:
+        """The key with the smallest load that is not in ``without``; None if there is none."""
+        skipped = []
+        found = None
+        while self._heap:
+            load, turn, key = self._heap[0]
+            if self._loads.get(key) != (load, turn):
+                heapq.heappop(self._heap)
+            elif key in without:
+                skipped.append(heapq.heappop(self._heap))
+            else:
+                found = key
+                break
+        for entry in skipped:
+            heapq.heappush(self._heap, entry)
+        return found

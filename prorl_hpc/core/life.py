@@ -1,0 +1,98 @@
+"""One rollout from its acceptance to its end.
+
+An *attempt* is one try at it on one worker. Workers know attempts, not rollouts: ``a`` is the first attempt
+at the rollout ``a``, ``a#2`` the second. Whatever still comes from an earlier attempt bears its name and so
+cannot be taken for the present one's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from prorl_hpc.messages.rollout import Budgets, Failure, RolloutResult, RolloutSpec, Stage, StageTiming, Status
+from prorl_hpc.messages.trajectory import Trajectory
+
+ATTEMPT_MARK = "#"
+"""Not allowed in rollout ids."""
+
+Rank = tuple[int, int, int]
+"""Smaller goes first: (-priority, age of the group, age of the rollout)."""
+
+
+@dataclass(slots=True)
+class Life:
+    """``since`` is when the present status began. ``worker``, ``server``, ``timings`` and ``trajectory`` are the
+    present attempt's."""
+
+    spec: RolloutSpec
+    rank: Rank
+    wall_end: float
+    since: float
+    status: Status = Status.QUEUED
+    attempt: int = 1
+    worker: str = ""
+    server: str = ""
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    timings: list[StageTiming] = field(default_factory=list)
+    queued_s: float = 0.0
+    """Seconds the present stage was waited for."""
+    avoid_workers: set[str] = field(default_factory=set)
+    avoid_servers: set[str] = field(default_factory=set)
+
+    @property
+    def attempt_id(self) -> str:
+        rollout_id = self.spec.rollout_id
+        return rollout_id if self.attempt == 1 else f"{rollout_id}{ATTEMPT_MARK}{self.attempt}"
+
+    @property
+    def attempt_spec(self) -> RolloutSpec:
+        """The spec as the worker gets it."""
+        return self.spec if self.attempt == 1 else msgspec.structs.replace(self.spec, rollout_id=self.attempt_id)
+
+    def enter(self, status: Status, now: float) -> None:
+        self.status, self.since = status, now
+
+    def begin(self, stage: Stage, now: float) -> None:
+        """A stage starts: its wait is over and its clock runs."""
+        self.queued_s = now - self.since
+        self.enter(Status(stage.value), now)
+
+    def end_stage(self, stage: Stage, busy_s: float, now: float) -> None:
+        """Note a stage's time; ``busy_s`` is the worker's word, and cannot be more than has passed here."""
+        self.timings.append(StageTiming(stage, self.queued_s, min(max(busy_s, 0.0), now - self.since)))
+
+    def budget_s(self, stage: Stage) -> float:
+        """Seconds that ``stage`` may take: its own budget, or what the stages before left of the total."""
+        budgets: Budgets = self.spec.budgets
+        own = {Stage.INIT: budgets.init_s, Stage.RUN: budgets.run_s, Stage.EVAL: budgets.eval_s}[stage]
+        return min(own, budgets.total_s - sum(timing.busy_s for timing in self.timings))
+
+    def try_again(self, now: float) -> None:
+        """Back to the queue as the next attempt, with a fresh clock for the stages; the wall cap stays."""
+        self.attempt += 1
+        self.worker = self.server = ""
+        self.trajectory, self.timings, self.queued_s = Trajectory(), [], 0.0
+        self.enter(Status.QUEUED, now)
+
+    def result(
+        self, status: Status, failure: Failure | None, reward: float | None, metrics: dict[str, float]
+    ) -> RolloutResult:
+        spec = self.spec
+        return RolloutResult(
+            rollout_id=spec.rollout_id,
+            group_id=spec.group_id,
+            sample=spec.sample,
+            task=spec.task,
+            status=status,
+            reward=reward if status is Status.DONE else None,
+            metrics=metrics,
+            trajectory=self.trajectory,
+            failure=failure,
+            timings=self.timings,
+            attempts=self.attempt,
+            worker=self.worker,
+            server=self.server,
+            row_id=str(spec.row.get("id", "")),
+        )

@@ -1,0 +1,104 @@
+"""One worker as the scheduler sees it: which attempts live there, in which slot.
+
+An attempt that is being discarded keeps its slot until the worker says that it is gone: what is still
+being torn down takes room as what runs does.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+
+from prorl_hpc.core.life import Rank
+from prorl_hpc.messages.control import Pools
+
+
+class Slot(enum.StrEnum):
+    """Where an attempt is. RAN has no size of its own; it is bounded by ``sandbox_limit``. FOREIGN is what a worker
+    brought along from a time that is not remembered here; nothing is started until it is gone."""
+
+    INIT = "init"
+    READY = "ready"
+    RUN = "run"
+    RAN = "ran"
+    EVAL = "eval"
+    FOREIGN = "foreign"
+
+
+class Workplace:
+    """Slots of one worker. Every attempt here has one sandbox, or is getting or giving up one."""
+
+    def __init__(self, worker_id: str, pools: Pools) -> None:
+        self.worker_id = worker_id
+        self.pools = pools
+        self.leaving: dict[str, float] = {}
+        """Attempts being discarded, and when the worker was last told so."""
+        self._slots: dict[str, Slot] = {}
+        self._used: Counter[Slot] = Counter()
+        self._waiting: dict[Slot, list[tuple[Rank, str]]] = {Slot.READY: [], Slot.RAN: []}
+
+    def __contains__(self, attempt_id: str) -> bool:
+        return attempt_id in self._slots
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._slots))
+
+    def used(self, slot: Slot) -> int:
+        return self._used[slot]
+
+    @property
+    def sandbox_limit(self) -> int:
+        """Sandboxes at once. When EVAL is slow, finished RUNs may pile up to about one more RUN pool, no further."""
+        return self.pools.ready + 2 * self.pools.run + self.pools.eval
+
+    @property
+    def room_for_init(self) -> bool:
+        starting = self._used[Slot.INIT]
+        return (
+            not self._used[Slot.FOREIGN]
+            and starting < self.pools.init
+            and starting + self._used[Slot.READY] < self.pools.ready
+            and len(self._slots) < self.sandbox_limit
+        )
+
+    @property
+    def room_for_run(self) -> bool:
+        return not self._used[Slot.FOREIGN] and self._used[Slot.RUN] < self.pools.run
+
+    @property
+    def room_for_eval(self) -> bool:
+        return not self._used[Slot.FOREIGN] and self._used[Slot.EVAL] < self.pools.eval
+
+    @property
+    def load(self) -> tuple[float, float]:
+        """How full its buffer of prepared sandboxes is, then how full it is at all."""
+        buffered = self._used[Slot.INIT] + self._used[Slot.READY]
+        return buffered / max(1, self.pools.ready), len(self._slots) / max(1, self.sandbox_limit)
+
+    def put(self, attempt_id: str, slot: Slot, rank: Rank | None = None) -> None:
+        """Add an attempt or move it; with ``rank`` it waits there for the next stage."""
+        self.remove(attempt_id)
+        self._slots[attempt_id] = slot
+        self._used[slot] += 1
+        if rank is not None:
+            heapq.heappush(self._waiting[slot], (rank, attempt_id))
+
+    def remove(self, attempt_id: str) -> None:
+        slot = self._slots.pop(attempt_id, None)
+        if slot is not None:
+            self._used[slot] -= 1
+        self.leaving.pop(attempt_id, None)
+
+    def next_waiting(self, slot: Slot) -> str | None:
+        """Take the first attempt that waits in ``slot`` out of its queue (not out of the slot); None if none does."""
+        queue = self._waiting[slot]
+        while queue:
+            _, attempt_id = heapq.heappop(queue)
+            if self._slots.get(attempt_id) is slot and attempt_id not in self.leaving:
+                return attempt_id
+        return None

@@ -1,0 +1,77 @@
+"""The coordinator process: ``python -m prorl_hpc.rollout --run-dir DIR --name coordinator``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from prorl_hpc.messages.codec import read_json
+from prorl_hpc.messages.control import AgentToCoordinator
+from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.status import Phase
+from prorl_hpc.observe.process import Process, process_arguments, stop_event
+from prorl_hpc.observe.rollout_store import RolloutStore
+from prorl_hpc.rollout.coordinator import Coordinator
+from prorl_hpc.service.server import HttpFace
+from prorl_hpc.slurm.plan import Plan
+from prorl_hpc.transport.addresses import node_address
+from prorl_hpc.transport.channels import RouterDoor
+from prorl_hpc.transport.keys import RunKeys
+
+log = logging.getLogger(__name__)
+
+
+async def serve(process: Process) -> None:
+    """Until SIGTERM or SIGINT."""
+    stop = stop_event()
+    run, config = process.run, process.config
+    keys = RunKeys.load(run.keys)
+    plan = read_json(run.plan_file, Plan)
+    if plan is None:
+        raise RunError(f"{run.plan_file} is missing: a run directory that `launch` or `resume` made has one")
+    address = node_address(config.cluster.interface)
+    door: RouterDoor[AgentToCoordinator] = RouterDoor(
+        AgentToCoordinator, keys, process.runtime_dir / "coordinator.zmq", None if plan.single_node else address
+    )
+    try:
+        coordinator = Coordinator(
+            run.run_id,
+            config.rollout,
+            door,
+            store=RolloutStore(run) if config.rollout.keep_trajectories else None,
+            status_file=run.status_file,
+            first_server_s=config.run.start_timeout_s,
+        )
+        socket_path = process.runtime_dir / "coordinator.http"
+        tcp_host = address if config.rollout.http_tcp else None
+        async with HttpFace(coordinator, socket_path, tcp_host=tcp_host, token=keys.api_token) as face:
+            endpoints = {"zmq_ipc": door.ipc, "zmq_tcp": door.tcp, "uds": str(socket_path), "http": face.url}
+            process.ready({kind: where for kind, where in endpoints.items() if where})
+            await coordinator.run(stop)
+            process.say(Phase.STOPPING)
+    finally:
+        door.close()
+
+
+def main() -> int:
+    arguments = process_arguments("rollout")
+    process = Process.start("coordinator", arguments.run_dir, arguments.name)
+    try:
+        asyncio.run(serve(process))
+    except* Exception as group:
+        for error in _leaves(group):
+            log.error("the coordinator cannot go on: %s", error, exc_info=error)
+        process.say(Phase.FAILED, "; ".join(str(error) for error in _leaves(group)))
+        sys.exit(1)
+    process.ended()
+    return 0
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    nested = [_leaves(e) if isinstance(e, BaseExceptionGroup) else [e] for e in group.exceptions]
+    return [error for errors in nested for error in errors]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Serves the HTTP API: on a Unix socket always, on TCP with a token if asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from prorl_hpc.service.app import make_app
+from prorl_hpc.service.bearer_token import BearerToken
+from prorl_hpc.service.protocol import RolloutService
+
+_GRACE_S = 1
+"""How long answers may still take when the service ends."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to the process that it runs in."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpFace:
+    """``async with HttpFace(…) as face``: listening when entered; ``face.url`` is the TCP address or empty."""
+
+    def __init__(self, service: RolloutService, socket_path: Path, *, tcp_host: str | None, token: str) -> None:
+        """``tcp_host``: the address to listen on (port chosen by the system); None: no TCP."""
+        self._app = make_app(service)
+        self._socket_path = socket_path
+        self._tcp_host = tcp_host
+        self._token = token
+        self._servers: list[_Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.url = ""
+
+    async def __aenter__(self) -> HttpFace:
+        await self._serve(self._app, _unix_socket(self._socket_path))
+        if self._tcp_host is not None:
+            listener = socket.create_server((self._tcp_host, 0), backlog=1024)
+            self.url = "http://{}:{}".format(*listener.getsockname()[:2])
+            await self._serve(BearerToken(self._app, self._token), listener)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for server in self._servers:
+            server.should_exit = True
+        await asyncio.gather(*self._tasks)
+        self._socket_path.unlink(missing_ok=True)
+
+    async def _serve(self, app: ASGIApp, listener: socket.socket) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            loop="none",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        server = _Server(config)
+        self._servers.append(server)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        self._tasks.append(task)
+        while not server.started:
+            if task.done():
+                task.result()
+                raise RuntimeError("the HTTP server ended before it listened")
+            await asyncio.sleep(0.01)
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    """Listening at ``path``, mode 0600 from its first moment on; what an earlier process left there is replaced."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(stat.S_IXUSR | stat.S_IRWXG | stat.S_IRWXO)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(1024)
+    return listener

@@ -1,0 +1,276 @@
+"""The scheduler against a model of the world, under any order of events.
+
+The world obeys orders as workers do: it holds attempts, runs stages, frees sandboxes, answers discards late. What it
+sees, not what the scheduler believes, is checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from prorl_hpc.core.events import (
+    Cancel,
+    Ended,
+    Event,
+    Order,
+    ServerLost,
+    ServerSeen,
+    Submit,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from prorl_hpc.core.scheduler import Scheduler
+from prorl_hpc.messages.control import (
+    Discard,
+    Discarded,
+    Pools,
+    ServerRef,
+    StageFinished,
+    StartEval,
+    StartInit,
+    StartRun,
+)
+from prorl_hpc.messages.rollout import Budgets, Failure, FailureKind, RolloutSpec, Stage, Status
+
+POOLS = Pools(init=2, ready=3, run=2, eval=1)
+WORKERS = ["w0", "w1", "w2"]
+SERVERS = ["s0", "s1"]
+STAGE_OF = {StartInit: Stage.INIT, StartRun: Stage.RUN, StartEval: Stage.EVAL}
+
+
+@dataclass
+class World:
+    """One worker. ``held``: attempt → stage that runs, None between stages."""
+
+    held: dict[str, Stage | None] = field(default_factory=dict)
+    server: dict[str, str] = field(default_factory=dict)
+    discards: list[str] = field(default_factory=list)
+
+    def running(self, stage: Stage) -> int:
+        return sum(s is stage for s in self.held.values())
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler(retries=2, report_grace_s=5.0, discard_again_s=10.0)
+        self.now = 0.0
+        self.worlds: dict[str, World] = {}
+        self.versions: dict[str, int] = {}
+        self.healthy: dict[str, bool] = {}
+        self.newest = 0
+        self.accepted: set[str] = set()
+        self.ended: dict[str, Status] = {}
+        self.old_reports: list[StageFinished] = []
+
+    def tell(self, event: Event) -> None:
+        for command in self.scheduler.handle(event, self.now):
+            if isinstance(command, Ended):
+                result = command.result
+                assert result.rollout_id in self.accepted
+                assert result.rollout_id not in self.ended, "ended twice"
+                assert (result.reward is None) == (result.status is not Status.DONE)
+                assert result.attempts <= 3
+                self.ended[result.rollout_id] = result.status
+            else:
+                self.obey(command)
+
+    def obey(self, order: Order) -> None:
+        world = self.worlds[order.worker_id]  # KeyError: an order to a worker that is not there
+        message = order.message
+        if isinstance(message, Discard):
+            world.discards.append(message.rollout_id)
+            return
+        attempt = message.spec.rollout_id if isinstance(message, StartInit) else message.rollout_id
+        assert message.budget_s > 0
+        if isinstance(message, StartInit):
+            assert attempt not in world.held, "an attempt was started twice"
+        else:
+            assert world.held[attempt] is None, "a stage was started while another runs, or nowhere"
+        if isinstance(message, StartRun):
+            server_id = message.server.server_id
+            assert self.healthy[server_id] and self.versions[server_id] == self.newest
+            world.server[attempt] = server_id
+        world.held[attempt] = STAGE_OF[type(message)]
+
+    # rules
+
+    @rule(priority=st.sampled_from([10, 50]), group=st.integers(0, 3), count=st.integers(1, 4))
+    def submit(self, priority: int, group: int, count: int) -> None:
+        specs = tuple(
+            RolloutSpec(
+                f"r{len(self.accepted) + i}", "t", {}, group_id=f"g{group}" if group else "", priority=priority,
+                budgets=Budgets(init_s=10, run_s=10, eval_s=10, total_s=25, wall_s=200),
+            )
+            for i in range(count)
+        )  # fmt: skip
+        self.accepted.update(s.rollout_id for s in specs)
+        self.tell(Submit(specs))
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.tell(Cancel((data.draw(st.sampled_from(sorted(self.accepted))), "unknown")))
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def worker_starts(self, worker: str) -> None:
+        if worker not in self.worlds:
+            self.worlds[worker] = World()
+            self.tell(WorkerJoined(worker, POOLS))
+
+    @precondition(lambda self: self.worlds)
+    @rule(data=st.data())
+    def worker_says_hello_again(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.worlds)))
+        self.tell(WorkerJoined(worker, POOLS, frozenset(self.worlds[worker].held)))
+
+    @precondition(lambda self: self.worlds)
+    @rule(data=st.data())
+    def worker_is_started_anew_unnoticed(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.worlds)))
+        self.worlds[worker] = World()
+        self.tell(WorkerJoined(worker, POOLS))
+
+    @precondition(lambda self: self.worlds)
+    @rule(data=st.data(), comes_back=st.booleans())
+    def worker_is_lost(self, data: st.DataObject, comes_back: bool) -> None:
+        """If it comes back it was only silent, and still holds everything."""
+        worker = data.draw(st.sampled_from(sorted(self.worlds)))
+        world = self.worlds.pop(worker)
+        self.tell(WorkerLost(worker, "silent"))
+        if comes_back:
+            world.discards.clear()
+            self.worlds[worker] = world
+            self.tell(WorkerJoined(worker, POOLS, frozenset(world.held)))
+
+    @rule(server=st.sampled_from(SERVERS), healthy=st.booleans(), update=st.booleans(), restart=st.booleans())
+    def server_reports(self, server: str, healthy: bool, update: bool, restart: bool) -> None:
+        version = 0 if restart else self.versions.get(server, 0)
+        if update:
+            version = max(version + 1, self.newest)
+        self.versions[server], self.healthy[server] = version, healthy
+        self.newest = max(self.newest, version)
+        self.tell(ServerSeen(ServerRef(server, "n", "ipc://x", ""), version, healthy))
+
+    @precondition(lambda self: self.versions)
+    @rule(data=st.data())
+    def server_is_lost(self, data: st.DataObject) -> None:
+        server = data.draw(st.sampled_from(sorted(self.versions)))
+        del self.versions[server], self.healthy[server]
+        self.tell(ServerLost(server, "silent"))
+
+    def running(self) -> list[tuple[str, str, Stage]]:
+        return [(w, a, s) for w, world in sorted(self.worlds.items()) for a, s in world.held.items() if s is not None]
+
+    def report(self, worker: str, attempt: str, stage: Stage, failure: Failure | None, timed_out: bool = False) -> None:
+        world = self.worlds[worker]
+        message = StageFinished(worker, attempt, stage, failure, timed_out, reward=1.0, busy_s=1.0)
+        self.old_reports.append(message)
+        if failure is not None or stage is Stage.EVAL:
+            del world.held[attempt]
+        else:
+            world.held[attempt] = None
+        world.server.pop(attempt, None)
+        self.tell(message)
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), kind=st.sampled_from([None, None, None, *FailureKind]), timed_out=st.booleans())
+    def stage_ends(self, data: st.DataObject, kind: FailureKind | None, timed_out: bool) -> None:
+        worker, attempt, stage = data.draw(st.sampled_from(self.running()))
+        failure = None if kind is None else Failure(stage, kind, "broke")
+        self.report(worker, attempt, stage, failure, timed_out and failure is not None)
+
+    @precondition(lambda self: self.old_reports)
+    @rule(data=st.data())
+    def an_old_report_comes_again(self, data: st.DataObject) -> None:
+        self.tell(data.draw(st.sampled_from(self.old_reports)))
+
+    @precondition(lambda self: any(w.discards for w in self.worlds.values()))
+    @rule(data=st.data())
+    def discard_is_answered(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(w for w, world in self.worlds.items() if world.discards)))
+        attempt = self.worlds[worker].discards.pop(0)
+        self.worlds[worker].held.pop(attempt, None)
+        self.worlds[worker].server.pop(attempt, None)
+        self.tell(Discarded(worker, attempt))
+
+    @precondition(lambda self: any(w.discards for w in self.worlds.values()))
+    @rule(data=st.data())
+    def discard_gets_lost(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(w for w, world in self.worlds.items() if world.discards)))
+        self.worlds[worker].discards.pop(0)
+
+    @rule(seconds=st.sampled_from([0.5, 6.0, 30.0, 90.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.tell(Tick())
+
+    # what must hold
+
+    @invariant()
+    def no_pool_is_over_its_size(self) -> None:
+        for world in self.worlds.values():
+            assert world.running(Stage.INIT) <= POOLS.init
+            assert world.running(Stage.RUN) <= POOLS.run
+            assert world.running(Stage.EVAL) <= POOLS.eval
+
+    @invariant()
+    def every_sandbox_is_accounted_for(self) -> None:
+        for worker, world in self.worlds.items():
+            assert set(world.held) <= set(self.scheduler.workers[worker])
+
+    @invariant()
+    def servers_have_what_runs_on_them(self) -> None:
+        for server in SERVERS:
+            assigned = self.scheduler.servers.assigned(server)
+            assert assigned >= 0
+            current = [
+                a
+                for w, world in self.worlds.items()
+                for a, s in world.server.items()
+                if s == server and a not in self.scheduler.workers[w].leaving
+            ]
+            assert assigned == (len(current) if server in self.versions else 0)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        counts = self.scheduler.counts
+        assert all(n >= 0 for n in counts.values())
+        assert sum(n for s, n in counts.items() if s.terminal) == len(self.ended)
+        assert sum(n for s, n in counts.items() if not s.terminal) == len(self.accepted) - len(self.ended)
+
+    def teardown(self) -> None:
+        """With workers and servers there, everything ends, and nothing is left anywhere."""
+        self.worker_starts("w0")
+        self.server_reports("s0", True, True, False)
+        lives = [life for r in self.accepted if (life := self.scheduler.life(r)) is not None]
+        in_time = {life.spec.rollout_id for life in lives if life.wall_end > self.now + 100}
+        for _ in range(2000):
+            self.now += 0.05
+            if self.running():
+                self.report(*self.running()[0], None)
+            for worker, world in self.worlds.items():
+                for attempt in world.discards:
+                    world.held.pop(attempt, None)
+                    self.tell(Discarded(worker, attempt))
+                world.discards.clear()
+            self.tell(Tick())
+            if set(self.ended) == self.accepted and not any(len(w) for w in self.scheduler.workers.values()):
+                break
+        assert all(self.ended[r] is Status.DONE for r in in_time), "the wall cap had to end what should have run"
+        assert set(self.ended) == self.accepted
+        for worker, world in self.worlds.items():
+            assert not world.held
+            assert len(self.scheduler.workers[worker]) == 0
+        assert self.scheduler.live == 0
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestSchedulerMachine = SchedulerMachine.TestCase

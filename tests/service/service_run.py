@@ -1,0 +1,256 @@
+"""A coordinator with both its faces, and fake agents that speak the real protocol over real ZeroMQ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prorl_hpc.config.schema import RolloutConfig
+from prorl_hpc.messages.batch import BatchResult
+from prorl_hpc.messages.control import (
+    AgentToCoordinator,
+    CoordinatorToInference,
+    CoordinatorToWorker,
+    Discard,
+    Discarded,
+    Goodbye,
+    InferenceHello,
+    Pools,
+    ServerLoad,
+    ServerRef,
+    Shutdown,
+    StageFinished,
+    StartEval,
+    StartInit,
+    StartRun,
+    Welcome,
+    WorkerHello,
+    WorkerLoad,
+)
+from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
+from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutSpec, Stage
+from prorl_hpc.messages.trajectory import Segment, Trajectory
+from prorl_hpc.rollout.coordinator import Coordinator
+from prorl_hpc.service.client import RolloutClient
+from prorl_hpc.service.server import HttpFace
+from prorl_hpc.transport.channels import DealerLine, RouterDoor
+from prorl_hpc.transport.keys import RunKeys
+
+
+class FakeStore:
+    """Implements rollout.coordinator.BatchStore in memory."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, BatchResult] = {}
+
+    def write_batch(self, batch_id: str, result: BatchResult) -> Path:
+        self.batches[batch_id] = result
+        return Path(f"{batch_id}.parquet")
+
+
+@dataclass
+class FakeWorker:
+    """Obeys orders at once. ``reward(spec)`` scores; ``breaks(spec, stage, attempt number)`` may return a failure;
+    RUN waits for ``may_run``. ``weight_versions`` are those of the servers that RUNs were given."""
+
+    keys: RunKeys
+    endpoint: str
+    worker_id: str
+    reward: Callable[[RolloutSpec], float] = lambda spec: float(spec.sample % 2)
+    breaks: Callable[[RolloutSpec, Stage], FailureKind | None] = lambda spec, stage: None
+    pools: Pools = field(default_factory=Pools)
+    specs: dict[str, RolloutSpec] = field(default_factory=dict)
+    ran_on: dict[str, str] = field(default_factory=dict)
+    discarded: list[str] = field(default_factory=list)
+    may_run: asyncio.Event = field(default_factory=asyncio.Event)
+    welcomed: asyncio.Event = field(default_factory=asyncio.Event)
+    shut_down: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_run.set()
+        self._line: DealerLine[CoordinatorToWorker] = DealerLine(
+            CoordinatorToWorker, self.keys, self.endpoint, self.worker_id
+        )
+        self._works: set[asyncio.Task[None]] = set()
+
+    async def live(self) -> None:
+        await self.hello()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._beat())
+            async for message in self._line.messages():
+                if isinstance(message, Welcome):
+                    self.welcomed.set()
+                elif isinstance(message, Shutdown):
+                    self.shut_down.set()
+                else:
+                    task = group.create_task(self._obey(message))
+                    self._works.add(task)
+
+    async def hello(self) -> None:
+        await self._line.send(WorkerHello(self.worker_id, "node", self.pools, "fake", sorted(self.specs)))
+
+    async def leave(self) -> None:
+        await self._line.send(Goodbye(self.worker_id))
+
+    def close(self) -> None:
+        self._line.close()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            await self._line.send(WorkerLoad(self.worker_id, len(self.specs)))
+
+    async def _obey(self, order: Any) -> None:
+        match order:
+            case StartInit():
+                self.specs[order.spec.rollout_id] = order.spec
+                await self._finish(order.spec.rollout_id, Stage.INIT)
+            case StartRun():
+                self.ran_on[order.rollout_id] = order.server.server_id
+                await self.may_run.wait()
+                tokens = Trajectory([Segment([1, 2]), Segment([3], [-0.5], True, 0)])
+                await self._finish(order.rollout_id, Stage.RUN, trajectory=tokens)
+            case StartEval():
+                reward = self.reward(self.specs[order.rollout_id])
+                await self._finish(order.rollout_id, Stage.EVAL, reward=reward, metrics={"turns": 2.0})
+            case Discard():
+                self.specs.pop(order.rollout_id, None)
+                self.discarded.append(order.rollout_id)
+                await self._line.send(Discarded(self.worker_id, order.rollout_id))
+
+    async def _finish(self, rollout_id: str, stage: Stage, **results: Any) -> None:
+        if rollout_id not in self.specs:
+            return  # discarded meanwhile
+        kind = self.breaks(self.specs[rollout_id], stage)
+        if kind is not None:
+            results = {"failure": Failure(stage, kind, "it broke"), "trajectory": results.get("trajectory")}
+        if kind is not None or stage is Stage.EVAL:
+            del self.specs[rollout_id]
+        await self._line.send(StageFinished(self.worker_id, rollout_id, stage, **results))
+
+
+@dataclass
+class FakeServer:
+    """An inference agent. ``refuses`` is the error text with which it answers weight updates."""
+
+    keys: RunKeys
+    endpoint: str
+    server_id: str
+    version: int = 0
+    healthy: bool = True
+    refuses: str = ""
+    got: list[WeightUpdate] = field(default_factory=list)
+    may_load: asyncio.Event = field(default_factory=asyncio.Event)
+    welcomed: asyncio.Event = field(default_factory=asyncio.Event)
+    shut_down: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_load.set()
+        self._line: DealerLine[CoordinatorToInference] = DealerLine(
+            CoordinatorToInference, self.keys, self.endpoint, self.server_id
+        )
+
+    async def live(self) -> None:
+        ref = ServerRef(self.server_id, "node", f"ipc:///{self.server_id}", "")
+        await self._line.send(InferenceHello(ref, "fake 1", "model", self.version, 1024))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._beat())
+            async for message in self._line.messages():
+                match message:
+                    case Welcome():
+                        self.welcomed.set()
+                    case Shutdown():
+                        self.shut_down.set()
+                    case WeightUpdate():
+                        group.create_task(self._load(message))
+
+    def close(self) -> None:
+        self._line.close()
+
+    async def report(self) -> None:
+        await self._line.send(ServerLoad(self.server_id, self.version, 0, 0, 0, 0, self.healthy))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            await self.report()
+
+    async def _load(self, update: WeightUpdate) -> None:
+        self.got.append(update)
+        await self.may_load.wait()
+        if not self.refuses:
+            self.version = update.version
+        await self._line.send(WeightUpdated(update.version, self.server_id, 0.1, 0.0, self.refuses))
+
+
+@dataclass
+class ServiceRun:
+    """Everything of one test."""
+
+    coordinator: Coordinator
+    door: RouterDoor[AgentToCoordinator]
+    face: HttpFace
+    keys: RunKeys
+    store: FakeStore
+    status_file: Path
+    socket_path: Path
+    stop: asyncio.Event
+    main: asyncio.Task[None]
+    _lives: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _agents: list[FakeWorker | FakeServer] = field(default_factory=list)
+
+    async def worker(self, worker_id: str = "w0", **settings: Any) -> FakeWorker:
+        agent = FakeWorker(self.keys, self.door.ipc, worker_id, **settings)
+        await self._start(worker_id, agent)
+        return agent
+
+    async def server(self, server_id: str = "s0", **settings: Any) -> FakeServer:
+        agent = FakeServer(self.keys, self.door.ipc, server_id, **settings)
+        await self._start(server_id, agent)
+        return agent
+
+    async def vanish(self, agent_id: str) -> None:
+        """The agent falls silent without a word."""
+        task = self._lives.pop(agent_id)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def client(self, **settings: Any) -> RolloutClient:
+        return RolloutClient(str(self.socket_path), **settings)
+
+    async def _start(self, agent_id: str, agent: FakeWorker | FakeServer) -> None:
+        self._agents.append(agent)
+        self._lives[agent_id] = asyncio.create_task(agent.live())
+        await asyncio.wait_for(agent.welcomed.wait(), 10)
+
+    async def close(self) -> None:
+        self.stop.set()
+        await asyncio.wait_for(self.main, 10)
+        for agent_id in tuple(self._lives):
+            await self.vanish(agent_id)
+        for agent in self._agents:
+            agent.close()
+
+
+@asynccontextmanager
+async def service_run(directory: Path, **settings: Any) -> AsyncIterator[ServiceRun]:
+    """``settings`` are those of RolloutConfig."""
+    config = RolloutConfig(**{"heartbeat_s": 0.1, "lost_after_s": 1.0, "retries": 2, **settings})
+    keys = RunKeys.create(directory / "keys")
+    door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, directory / "c.zmq")
+    store, stop, status_file = FakeStore(), asyncio.Event(), directory / "status.json"
+    coordinator = Coordinator("run-1", config, door, store=store, status_file=status_file, first_server_s=0.3)
+    main = asyncio.create_task(coordinator.run(stop))
+    try:
+        async with HttpFace(coordinator, directory / "c.http", tcp_host="127.0.0.1", token=keys.api_token) as face:
+            run = ServiceRun(coordinator, door, face, keys, store, status_file, directory / "c.http", stop, main)
+            try:
+                yield run
+            finally:
+                await run.close()
+    finally:
+        door.close()

@@ -1,0 +1,151 @@
+"""A rollout service in a few lines: it samples from the weights that were published to it, with transformers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from prorl_hpc.messages.batch import (
+    BatchProgress,
+    BatchResult,
+    BatchSpec,
+    BatchState,
+    GroupFilter,
+    GroupOutcome,
+    GroupResult,
+)
+from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
+from prorl_hpc.messages.rollout import RolloutResult, Status
+from prorl_hpc.messages.status import RunStatus, ServerStatus
+from prorl_hpc.messages.trajectory import Segment, Trajectory
+
+LUCKY = range(40, 120)
+"""Tokens that are rewarded."""
+
+
+def rollout(
+    rollout_id: str,
+    reward: float | None = 1.0,
+    *,
+    prompt: list[int] | None = None,
+    tokens: list[int] | None = None,
+    logprobs: list[float] | None = None,
+    truncated: bool = False,
+    status: Status = Status.DONE,
+) -> RolloutResult:
+    """A result of one turn."""
+    tokens = tokens or [7, 8, 9]
+    logprobs = logprobs if logprobs is not None else [-1.0] * len(tokens)
+    segments = [Segment(prompt or [1, 2, 3]), Segment(tokens, logprobs, True, 0)]
+    group = rollout_id.rpartition(".")[0]
+    return RolloutResult(rollout_id, group, 0, "toy", status, reward, trajectory=Trajectory(segments, [], truncated))
+
+
+def batch_result(groups: list[GroupResult], state: BatchState = BatchState.DONE, batch_id: str = "b") -> BatchResult:
+    count = {o: sum(g.outcome is o for g in groups) for o in GroupOutcome}
+    progress = BatchProgress(
+        batch_id,
+        state,
+        len(groups),
+        count[GroupOutcome.ACCEPTED],
+        count[GroupOutcome.UNIFORM],
+        count[GroupOutcome.BROKEN],
+        0,
+        0,
+        0,
+        len(groups),
+    )
+    return BatchResult(progress, groups, 1.0)
+
+
+class FakeRollouts:
+    """Implements RolloutService. ``gap`` is added to what the probe finds; ``on_wait`` runs in each wait_batch;
+    ``uniform`` names batches in which no group is informative."""
+
+    def __init__(self, model: Path, uniform: frozenset[str] = frozenset(), turn_tokens: int = 6) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self.uniform, self.turn_tokens = uniform, turn_tokens
+        self.gap = 0.0
+        self.version = -1
+        self.specs: dict[str, BatchSpec] = {}
+        self.cancelled: list[str] = []
+        self.updates: list[WeightUpdate] = []
+        self.on_wait: Callable[[str], None] = lambda batch_id: None
+        self.hang = False
+
+    async def __aenter__(self) -> FakeRollouts:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def submit_batch(self, spec: BatchSpec) -> BatchProgress:
+        self.specs[spec.batch_id] = spec
+        return BatchProgress(spec.batch_id, BatchState.RUNNING, spec.groups_wanted, 0, 0, 0, 0, 0, 0, 0)
+
+    async def wait_batch(self, batch_id: str) -> BatchResult:
+        self.on_wait(batch_id)
+        if self.hang:
+            await asyncio.Event().wait()
+        spec = self.specs[batch_id]
+        groups = [self._group(spec, index) for index in range(spec.groups_wanted)]
+        full = all(g.outcome is GroupOutcome.ACCEPTED for g in groups)
+        return batch_result(groups, BatchState.DONE if full else BatchState.EXHAUSTED, batch_id)
+
+    async def cancel_batch(self, batch_id: str) -> BatchProgress:
+        self.cancelled.append(batch_id)
+        return BatchProgress(batch_id, BatchState.CANCELLED, 0, 0, 0, 0, 0, 0, 0, 0)
+
+    async def update_weights(self, update: WeightUpdate) -> list[WeightUpdated]:
+        from safetensors.torch import load_file
+
+        self.updates.append(update)
+        self.version = update.version
+        for path in update.paths:
+            missing = self.model.load_state_dict(load_file(path), strict=False)
+            assert not missing.unexpected_keys, missing
+        assert update.probe is not None
+        found = torch.tensor(self._score(update.probe.token_ids))
+        gap = float((found - torch.tensor(update.probe.logprobs)).abs().max()) + self.gap
+        return [WeightUpdated(update.version, "inference-0", 0.1, gap)]
+
+    async def status(self) -> RunStatus:
+        server = ServerStatus("inference-0", "here", "fake", "tiny", True, self.version, 0, 0, 0, 0, 0.0)
+        return RunStatus("run", 0.0, 0.0, {}, [], [server], [], 0.0)
+
+    def _group(self, spec: BatchSpec, index: int) -> GroupResult:
+        prompt = [5 + int(spec.rows[index]["number"]) % 30, 6, 7, 8]
+        draw = torch.Generator().manual_seed((spec.sampling.seed or 0) + 97 * index)
+        group_id = f"{spec.batch_id}.g{index}"
+        rollouts = [self._sample(spec, f"{group_id}.s{k}", prompt, draw) for k in range(spec.group_size)]
+        outcome = GroupOutcome.ACCEPTED
+        if spec.filter is GroupFilter.INFORMATIVE and (
+            spec.batch_id in self.uniform or len({r.reward for r in rollouts}) == 1
+        ):
+            outcome = GroupOutcome.UNIFORM
+        return GroupResult(group_id, index, outcome, rollouts)
+
+    def _sample(self, spec: BatchSpec, rollout_id: str, prompt: list[int], draw: torch.Generator) -> RolloutResult:
+        ids = list(prompt)
+        logprobs = []
+        with torch.no_grad():
+            for _ in range(self.turn_tokens):
+                logits = self.model(torch.tensor([ids])).logits[0, -1] / spec.sampling.temperature
+                distribution = logits.log_softmax(-1)
+                ids.append(int(torch.multinomial(distribution.exp(), 1, generator=draw)))
+                logprobs.append(float(distribution[ids[-1]]))
+        tokens = ids[len(prompt) :]
+        reward = sum(t in LUCKY for t in tokens) / len(tokens)
+        segments = [Segment(prompt), Segment(tokens, logprobs, True, self.version)]
+        group = rollout_id.rpartition(".")[0]
+        return RolloutResult(rollout_id, group, 0, spec.task, Status.DONE, reward, trajectory=Trajectory(segments))
+
+    def _score(self, ids: list[int]) -> list[float]:
+        with torch.no_grad():
+            logprobs = self.model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        return [float(logprobs[i, token]) for i, token in enumerate(ids[1:])]

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from fake_rollouts import batch_result, rollout
+
+from prorl_hpc.config.schema import TrainerConfig
+from prorl_hpc.messages.batch import GroupOutcome, GroupResult
+from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.rollout import Status
+from prorl_hpc.messages.trajectory import Segment, Trajectory
+from prorl_hpc.trainer.batches import training_batch
+
+
+def group(*rollouts, outcome=GroupOutcome.ACCEPTED):
+    return GroupResult(rollouts[0].group_id, 0, outcome, list(rollouts))
+
+
+def batch(*rollouts, **settings):
+    return training_batch(batch_result([group(*rollouts)]), TrainerConfig(**settings))
+
+
+def test_ids_mask_logprobs_and_advantage_arrive_unchanged():
+    found = batch(rollout("b.g0.s0", 1.0, logprobs=[-0.1, -0.2, -0.3]), rollout("b.g0.s1", 0.0))
+    first, second = found.samples
+    assert first.token_ids == [1, 2, 3, 7, 8, 9]
+    assert first.loss_mask == [False] * 3 + [True] * 3
+    assert first.logprobs == [0.0] * 3 + [-0.1, -0.2, -0.3]
+    assert (first.advantage, second.advantage) == pytest.approx((0.7071, -0.7071), abs=1e-4)
+    assert found.total_tokens == 6
+
+
+def test_dropped_groups_are_not_trained_on():
+    dropped = group(rollout("b.g0.s0", 1.0), rollout("b.g0.s1", 0.0), outcome=GroupOutcome.BROKEN)
+    assert training_batch(batch_result([dropped]), TrainerConfig()).samples == []
+
+
+def test_a_broken_rollout_is_left_out_of_mean_and_std():
+    found = batch(rollout("b.g0.s0", 1.0), rollout("b.g0.s1", 0.0), rollout("b.g0.s2", None, status=Status.FAILED))
+    assert [s.rollout_id for s in found.samples] == ["b.g0.s0", "b.g0.s1"]
+    assert found.samples[0].advantage == pytest.approx(0.7071, abs=1e-4)
+
+
+def test_overlong_filtering_masks_the_tokens_and_keeps_the_reward_in_the_mean():
+    rollouts = [rollout("b.g0.s0", 1.0), rollout("b.g0.s1", 0.0, truncated=True), rollout("b.g0.s2", 0.0)]
+    found = batch(*rollouts)
+    assert [s.rollout_id for s in found.samples] == ["b.g0.s0", "b.g0.s2"]
+    assert found.samples[0].advantage == pytest.approx(1.1547, abs=1e-4)
+    assert found.total_tokens == 6
+    assert len(batch(*rollouts, overlong_filtering=False).samples) == 3
+
+
+def test_soft_overlong_punishment_changes_the_reward():
+    long = rollout("b.g0.s0", 1.0, tokens=[7] * 9)
+    found = batch(long, rollout("b.g0.s1", 1.0), soft_overlong_cache_tokens=4, max_response_tokens=10)
+    assert found.samples[0].advantage < 0 < found.samples[1].advantage
+
+
+def test_samples_without_advantage_are_not_computed_but_counted():
+    found = batch(rollout("b.g0.s0", 1.0), rollout("b.g0.s1", 0.5), rollout("b.g0.s2", 0.0))
+    assert [s.rollout_id for s in found.samples] == ["b.g0.s0", "b.g0.s2"]
+    assert found.total_tokens == 9
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, None])
+def test_a_reward_that_is_not_a_number_names_the_rollout(reward):
+    with pytest.raises(RunError, match=r"b\.g0\.s1.*reward"):
+        batch(rollout("b.g0.s0", 1.0), rollout("b.g0.s1", reward))
+
+
+@pytest.mark.parametrize(
+    ("segments", "complaint"),
+    [
+        ([Segment([1, 2]), Segment([3, 4])], "no token with logprobs"),
+        ([Segment([3, 4], [-1.0, -1.0], True, 0)], "begins with a generated token"),
+        ([Segment([1]), Segment([3, 4], [-1.0, math.nan], True, 0)], "logprob of nan"),
+        ([Segment([1]), Segment([3, 4], [-1.0, 0.7], True, 0)], "logprob of 0.7"),
+        ([Segment([1]), Segment([3] * 9, [0.0] * 9, True, 0)], "only zeros"),
+    ],
+)
+def test_what_cannot_be_trained_on_names_the_rollout(segments, complaint):
+    broken = msgspec.structs.replace(rollout("b.g0.s1", 0.0), trajectory=Trajectory(segments), server="inference-3")
+    with pytest.raises(RunError, match=rf"b\.g0\.s1 from server inference-3.*{complaint}"):
+        batch(rollout("b.g0.s0", 1.0), broken)

@@ -190,9 +190,18 @@ class VllmEngine:
                 await self._post("/update_weights", {"update_info": {"paths": update.paths}})
                 await self._post("/finish_weight_update", {"weight_version": str(update.version)})
                 await self._post("/reset_prefix_cache")
-            finally:
-                await self._post("/resume")
+            except BaseException:
+                await self._resume_after_failure()
+                raise
+            await self._post("/resume")
             self._weight_version = update.version
+
+    async def _resume_after_failure(self) -> None:
+        """Requests in flight go on even if the update did not; its own error is the one that is raised."""
+        try:
+            await self._post("/resume")
+        except InferenceError as error:
+            log.error("%s: cannot resume after a failed weight update: %s", self._name, error)
 
     async def _until_serving(self) -> None:
         limit_s = self._process.settings.engine.start_timeout_s
@@ -245,6 +254,6 @@ class VllmEngine:
                     text = (await response.text())[:2000]
                     raise InferenceError(f"{self._name}: vLLM answers {response.status} to {route}: {text}")
                 return await response.json(content_type=None) if response.content_length != 0 else None
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, ValueError) as error:  # ValueError: not JSON
             words = self._process.obituary("broke off")
             raise InferenceError(f"{self._name}: {route}: {error!r}: {words}") from error

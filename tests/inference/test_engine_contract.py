@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from engine_cases import CONTEXT, PROMPT, EngineCase, ModelReference, open_case
+from waiting import until
 
 from prorl_hpc.inference.agent import probe_gap
 from prorl_hpc.messages.errors import InferenceError
@@ -25,18 +26,24 @@ _ids = itertools.count()
 @pytest_asyncio.fixture(
     scope="session",
     loop_scope="session",
-    params=["scripted", "transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])],
+    params=[
+        "scripted",
+        pytest.param("transformers", marks=pytest.mark.train),
+        pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow]),
+    ],
 )
-async def case(
-    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[EngineCase]:
-    async with open_case(request.param, tiny_model, tmp_path_factory.mktemp("weights")) as opened:
+async def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineCase]:
+    model = Path() if request.param == "scripted" else request.getfixturevalue("tiny_model")
+    async with open_case(request.param, model, tmp_path_factory.mktemp("weights")) as opened:
         yield opened
 
 
 async def generate(case: EngineCase, request_id: str = "", **sampling: object) -> Completion:
     return await case.engine.generate(
-        request_id or f"r{next(_ids)}", PROMPT, SamplingParams(**sampling), 50  # type: ignore[arg-type]
+        request_id or f"r{next(_ids)}",
+        PROMPT,
+        SamplingParams(**sampling),
+        50,  # type: ignore[arg-type]
     )
 
 
@@ -47,16 +54,20 @@ async def long_one(case: EngineCase, request_id: str, wanted: int = 300) -> asyn
     assert len(tried[seed].token_ids) > wanted / 2
     before = (await case.engine.load()).generated_tokens
     task = asyncio.create_task(generate(case, request_id, seed=seed, max_tokens=wanted))
-    async with asyncio.timeout(60):
-        while (await case.engine.load()).generated_tokens < before + 2:
-            await asyncio.sleep(0.01)
+
+    async def begun() -> bool:
+        return (await case.engine.load()).generated_tokens >= before + 2
+
+    await until(begun)
     return task
 
 
 async def until_idle(case: EngineCase) -> None:
-    async with asyncio.timeout(60):
-        while (load := await case.engine.load()).running + load.waiting:
-            await asyncio.sleep(0.02)
+    async def idle() -> bool:
+        load = await case.engine.load()
+        return load.running + load.waiting == 0
+
+    await until(idle)
 
 
 def well_formed(completion: Completion) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from prorl_hpc.config.schema import EngineConfig, ProrlConfig, RolloutConfig
 from prorl_hpc.inference.agent import InferenceAgent
@@ -109,11 +110,6 @@ class Site:
     def worker(self, **patience: float) -> LLMClient:
         return LLMClient("here", self.keys, "worker-0", **patience)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.01)
-
     def in_engine(self) -> int:
         return len(self.engine._running)
 
@@ -162,11 +158,11 @@ async def test_cancelling_a_generate_frees_the_engine(socket_dir: Path) -> None:
     async with open_site(socket_dir, ScriptedEngine(endless)) as site:
         worker = site.worker()
         task = asyncio.create_task(worker.for_rollout(site.ref, "r").generate([1], ENDLESS))
-        await site.until(lambda: site.in_engine() == 1)
+        await until(lambda: site.in_engine() == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await site.until(lambda: site.in_engine() == 0)
+        await until(lambda: site.in_engine() == 0)
         await worker.close()
 
 
@@ -184,7 +180,7 @@ async def test_no_more_than_the_slots_are_in_the_engine_and_the_urgent_go_first(
             return asyncio.create_task(worker.for_rollout(site.ref, "r", priority).generate([first], sampling))
 
         holders = [start(1, 50), start(1, 50)]
-        await site.until(lambda: site.in_engine() == 2)
+        await until(lambda: site.in_engine() == 2)
         short = SamplingParams(max_tokens=1)
         queued = [start(first, first, short) for first in (9, 5, 7)]
         given_up = start(3, 0)
@@ -203,9 +199,9 @@ async def test_a_worker_that_vanishes_is_not_generated_for(socket_dir: Path) -> 
     async with open_site(socket_dir, ScriptedEngine(endless)) as site:
         line: DealerLine[InferenceToWorker] = DealerLine(InferenceToWorker, site.keys, site.ref.ipc, "worker-x")
         await line.send(Generate("q", "r", [1], ENDLESS))
-        await site.until(lambda: site.in_engine() == 1)
+        await until(lambda: site.in_engine() == 1)
         line.close()
-        await site.until(lambda: site.in_engine() == 0)
+        await until(lambda: site.in_engine() == 0)
 
 
 async def test_a_worker_that_waits_long_keeps_its_request(socket_dir: Path) -> None:
@@ -221,7 +217,7 @@ async def test_an_agent_that_is_gone_fails_what_waits_for_it(socket_dir: Path) -
     async with open_site(socket_dir, ScriptedEngine(endless)) as site:
         worker = site.worker(ping_s=0.1, lost_after_s=0.5)
         task = asyncio.create_task(worker.for_rollout(site.ref, "r").generate([1], ENDLESS))
-        await site.until(lambda: site.in_engine() == 1)
+        await until(lambda: site.in_engine() == 1)
         site.running.cancel()  # as if it were killed, but for the farewell
         with pytest.raises(InferenceError):
             await task
@@ -235,7 +231,7 @@ async def test_stopping_the_agent_answers_what_is_under_way(socket_dir: Path) ->
     async with open_site(socket_dir, ScriptedEngine(endless)) as site:
         worker = site.worker()
         task = asyncio.create_task(worker.for_rollout(site.ref, "r").generate([1], ENDLESS))
-        await site.until(lambda: site.in_engine() == 1)
+        await until(lambda: site.in_engine() == 1)
         await site.coordinator.next(InferenceHello)
         await site.coordinator.send(Shutdown("done"))
         with pytest.raises(InferenceError, match="being stopped"):

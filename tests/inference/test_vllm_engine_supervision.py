@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from waiting import until
 
 from prorl_hpc.config.schema import EngineConfig
 from prorl_hpc.inference.vllm_engine import VllmEngine
@@ -136,9 +137,7 @@ async def test_a_death_fails_what_is_in_flight_and_is_followed_by_a_restart(benc
     with pytest.raises(InferenceError):
         await engine.load()
     first_pid = bench.processes[0].pid
-    async with asyncio.timeout(60):
-        while len(bench.processes) < 2 or not engine.serving:
-            await asyncio.sleep(0.05)
+    await until(lambda: len(bench.processes) == 2 and engine.serving)
     assert not group_alive(first_pid)
     assert engine.weight_version == 0
     await ask(engine)
@@ -186,16 +185,12 @@ async def test_the_server_and_its_children_die_with_a_parent_that_was_killed(soc
     )
     assert parent.stdout is not None
     pgid = int(await parent.stdout.readline())
-    async with asyncio.timeout(60):
-        while not (socket_dir / "v.sock").exists():
-            await asyncio.sleep(0.05)
+    await until((socket_dir / "v.sock").exists)
     child = int((socket_dir / "v.sock.child").read_text())
     os.kill(child, 0)
     parent.kill()
     await parent.wait()
-    async with asyncio.timeout(20):
-        while running(pgid) or running(child):
-            await asyncio.sleep(0.05)
+    await until(lambda: not running(pgid) and not running(child))
 
 
 def running(pid: int) -> bool:

@@ -46,8 +46,6 @@ def make_tiny_model(path: Path, max_positions: int = 2048) -> None:
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():  # spread the logits, so that wrong weights are seen
         model.model.embed_tokens.weight.mul_(5)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)

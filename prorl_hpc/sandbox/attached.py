@@ -82,7 +82,7 @@ class AttachedSandbox:
             async with asyncio.timeout(timeout_s):
                 await self._connect(settings)
         except TimeoutError:
-            raise SandboxError(f"it was not ready within {timeout_s:.0f} s: {self._last_words()}") from None
+            raise SandboxError(f"it was not ready within {timeout_s:g} s: {self._last_words()}") from None
         except OSError as error:
             raise SandboxError(f"it ended while starting ({error}): {self._last_words()}") from error
 
@@ -90,7 +90,8 @@ class AttachedSandbox:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
-        await stdin.drain()
+        with contextlib.suppress(ConnectionError):  # it ended already: its exit code and last words say why
+            await stdin.drain()
         if await stdout.readline() != b"ready\n":
             code = await self._process.wait()
             raise SandboxError(f"its process ended with exit code {code}: {self._last_words()}")
@@ -183,7 +184,7 @@ class AttachedSandbox:
 
 
 async def _gone(process: psutil.Process) -> None:
-    while _runs(process):  # noqa: ASYNC110: no kernel before 5.3 tells us otherwise
+    while _runs(process):  # noqa: ASYNC110  (no event for it before Linux 5.3)
         await asyncio.sleep(0.01)
 
 

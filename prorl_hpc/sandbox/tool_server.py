@@ -199,10 +199,11 @@ class Command:
     A mark is \\1 nonce : serial : exit code \\2. A command is over when the mark with the newest serial arrived,
     so nothing that we wrote to the shell is still unread then."""
 
-    def __init__(self, text: str, limit: int) -> None:
+    def __init__(self, text: str, limit: int, last_code: int) -> None:
         self.master, self.slave = open_terminal()
         self.text = text
         self.output = BoundedOutput(limit)
+        self._last_code = last_code
         self.exit_code: Optional[int] = None
         self.done = False
         self.muted = False
@@ -212,7 +213,10 @@ class Command:
 
     def script(self) -> bytes:
         quoted = "'" + self.text.replace("'", "'\\''") + "'"
-        line = f"eval {quoted} </dev/null >{os.ttyname(self.slave)} 2>&1\n"
+        # "command" keeps a syntax error from throwing sh back to its prompt, past the mark.
+        line = f"\\command eval {quoted} </dev/null >{os.ttyname(self.slave)} 2>&1\n"
+        if self._last_code:
+            line = f"(exit {self._last_code}); {line}"  # $? is what it was, whatever our marks did
         return line.encode("utf-8", "replace") + self.probe()
 
     def probe(self) -> bytes:
@@ -338,7 +342,9 @@ class Files:
     def write(self, path: str, content: str, encoding: str = "text", append: bool = False) -> str:
         _check_encoding(encoding)
         try:
-            data = base64.b64decode(content) if encoding == "base64" else content.encode("utf-8", "replace")
+            data = (
+                base64.b64decode(content, validate=True) if encoding == "base64" else content.encode("utf-8", "replace")
+            )
         except binascii.Error as error:
             raise Refused(f"the content is not base64: {error}") from None
         try:
@@ -411,6 +417,7 @@ class Server:
         self._stale: List[int] = []
         self._running: Optional[int] = None
         self._cancelled = False
+        self._last_code = 0
         self._connection = self._listen()
 
     # -- events
@@ -546,7 +553,7 @@ class Server:
         lost = self._revive_shell()
         spared = {(self._shell.pid, _start_ticks(self._shell.pid))}
         spared |= descendants(os.getpid(), spared) | descendants(self._shell.pid, set())
-        command = Command(text, self._limit)
+        command = Command(text, self._limit, self._last_code)
         self._watch(command.master, lambda: self._on_terminal(command.master, command.feed))
         self._write_to_shell(command.script())
         deadline = time.monotonic() + timeout_s
@@ -559,6 +566,7 @@ class Server:
         elif not command.done:
             note = self._shell_ended(command)
         self._leave(command)
+        self._last_code = 130 if timed_out else command.exit_code or 0
         code = None if timed_out else command.exit_code
         output = command.output.text()
         if note:

@@ -1,0 +1,31 @@
+"""Runtimes to test, and a look at what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from sandbox_runtimes import KINDS, prepared
+
+from prorl_hpc.sandbox.attached import AttachedRuntime
+
+
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """Named as a run's is; whatever a test left in it fails the test."""
+    path = Path(tempfile.mkdtemp(prefix=f"prorl-{os.getuid()}-t", dir="/tmp"))
+    yield path
+    left = [str(p) for p in path.rglob("*")]
+    shutil.rmtree(path)
+    assert left == []
+
+
+@pytest.fixture(params=KINDS)
+async def runtime(request: pytest.FixtureRequest, runtime_dir: Path) -> AsyncIterator[AttachedRuntime]:
+    runtime = await prepared(request.param, runtime_dir)
+    yield runtime
+    await runtime.close()

@@ -1,0 +1,99 @@
+"""What is swept, what is left alone, and that everything can be removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.sandbox.directories import MARKER, Holding, kill_marked, marked_processes, remove_tree, sweep
+from prorl_hpc.sandbox.host_image import make_host_image
+
+
+def die(holding: Holding) -> None:
+    """What the kernel does when the holder's process ends."""
+    os.close(holding._lock)
+
+
+def test_only_holdings_of_the_dead_are_swept(tmp_path: Path) -> None:
+    mine, other = tmp_path / "prorl-mine", tmp_path / f"prorl-{os.getuid()}-other"
+    dead, beside, alive = Holding(mine), Holding(other), Holding(mine)
+    dead.make_box("a")
+    (tmp_path / f"prorl-{os.getuid()}-other" / "vllm.sock").touch()
+    for stranger in (mine / "not-ours", tmp_path / "unrelated" / "sb-1-0", mine / "sb-no-lock"):
+        stranger.mkdir(parents=True)
+    shutil.copytree(dead.path, tmp_path / "unrelated" / "sb-2-0")
+    die(dead)
+    die(beside)
+    assert set(sweep(mine)) == {dead.path, beside.path}
+    assert alive.path.is_dir() and (mine / "not-ours").is_dir() and (mine / "sb-no-lock").is_dir()
+    assert (tmp_path / "unrelated" / "sb-2-0").is_dir() and (other / "vllm.sock").exists()
+    assert sweep(mine) == []
+    alive.release()
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere" / "sb-1-0"
+    target.mkdir(parents=True)
+    (target / "holder.lock").touch()
+    runtime_dir = tmp_path / "prorl-x"
+    runtime_dir.mkdir()
+    (runtime_dir / "sb-1-0").symlink_to(target)
+    (tmp_path / f"prorl-{os.getuid()}-y").symlink_to(target.parent)
+    assert sweep(runtime_dir) == [] and target.is_dir()
+
+
+def test_processes_are_known_by_the_whole_name(tmp_path: Path) -> None:
+    box, longer = tmp_path / "sb-1-0", tmp_path / "sb-1-01"
+    ours, below, not_ours = (
+        subprocess.Popen(["sleep", "60"], env={MARKER: str(path)}) for path in (box, box / "abc", longer)
+    )
+    assert {p.pid for p in marked_processes(box)} == {ours.pid, below.pid}
+    assert kill_marked(box) == sorted([ours.pid, below.pid])
+    assert ours.poll() is not None and below.poll() is not None and not_ours.poll() is None
+    not_ours.kill()
+    not_ours.wait(10)
+
+
+def test_any_modes_are_removed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    tree = tmp_path / "tree"
+    (tree / "a" / "b" / "c").mkdir(parents=True)
+    (tree / "a" / "b" / "f").touch()
+    (tree / "a" / "up").symlink_to(outside)
+    for directory in (tree / "a" / "b" / "c", tree / "a" / "b", tree / "a", tree):
+        directory.chmod(0)
+    remove_tree(tree)
+    assert not tree.exists() and (outside / "kept").exists()
+    remove_tree(tree)
+
+
+def test_box_names_are_short_and_unique(tmp_path: Path) -> None:
+    holding = Holding(tmp_path)
+    box = holding.make_box("w" * 128)
+    assert len(str(box.socket)) - len(str(tmp_path)) <= 32
+    with pytest.raises(SandboxError, match="already"):
+        holding.make_box("w" * 128)
+    assert (box.path.stat().st_mode & 0o777, holding.path.stat().st_mode & 0o777) == (0o700, 0o700)
+    holding.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_host_image_borrows_and_tells_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name in ("usr/bin", "etc", "lib"):
+        (root / name).mkdir(parents=True)
+    (root / "bin").symlink_to("usr/bin")
+    (root / "etc" / "passwd").write_text("alice:x:1000:1000::/home/alice:/bin/sh\n")
+    (root / "etc" / "hosts").write_text("10.0.0.1 secret\n")
+    binds = make_host_image(tmp_path / "image", root)
+    assert binds == ["/usr", "/lib"]
+    assert (tmp_path / "image" / "bin").readlink() == Path("usr/bin")
+    assert (tmp_path / "image" / "etc" / "hosts").read_text() == ""
+    assert "alice" not in (tmp_path / "image" / "etc" / "passwd").read_text()

@@ -18,7 +18,7 @@ ATTEMPT_MARK = "#"
 """Not allowed in rollout ids."""
 
 Rank = tuple[int, int, int]
-"""Smaller goes first: (-priority, age of the group, age of the rollout)."""
+"""Smaller goes first: (priority, age of the group, age of the rollout)."""
 
 
 @dataclass(slots=True)

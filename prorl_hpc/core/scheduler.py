@@ -104,7 +104,7 @@ class Scheduler:
         if spec.rollout_id in self._lives:
             raise ValueError(f"rollout {spec.rollout_id} is already under way")
         number = next(self._numbers)
-        rank = (-spec.priority, self._ages.join(spec.group_id, number), number)
+        rank = (spec.priority, self._ages.join(spec.group_id, number), number)
         life = Life(spec, rank, now + spec.budgets.wall_s, now)
         self._lives[spec.rollout_id] = life
         self.counts[Status.QUEUED] += 1

@@ -85,7 +85,8 @@ class RolloutSpec(msgspec.Struct, frozen=True):
     """One rollout as the coordinator and its workers know it.
 
     ``task`` names an AgentHandler; ``row`` is the dataset row that this handler understands.
-    ``group_id`` joins the samples of one prompt; ``sample`` counts them from 0.
+    ``group_id`` joins the samples of one prompt; ``sample`` counts them from 0. ``priority`` is 0 to 100,
+    the lower the sooner, in the service's queues as in the engine's.
     """
 
     rollout_id: str

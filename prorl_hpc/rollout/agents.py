@@ -54,13 +54,17 @@ class Agents:
     def __iter__(self) -> Iterator[WorkerAgent | ServerAgent]:
         return iter((*self.workers.values(), *self.servers.values()))
 
-    def worker_joined(self, hello: WorkerHello, peer: bytes, now: float) -> None:
+    def worker_hello(self, hello: WorkerHello, peer: bytes, now: float) -> None:
         self.workers[hello.worker_id] = self._by_peer[peer] = WorkerAgent(hello, peer, now)
 
-    def server_joined(self, hello: InferenceHello, peer: bytes, now: float) -> ServerAgent:
+    def server_hello(self, hello: InferenceHello, peer: bytes, now: float) -> ServerAgent:
+        """One that is known keeps what it reported."""
         server_id = hello.server.server_id
-        agent = ServerAgent(hello, peer, now, hello.weight_version)
-        self.servers[server_id] = self._by_peer[peer] = agent
+        agent = self.servers.get(server_id)
+        if agent is None:
+            agent = self.servers[server_id] = ServerAgent(hello, peer, now, hello.weight_version)
+        agent.hello, agent.peer, agent.heard, agent.weight_version = hello, peer, now, hello.weight_version
+        self._by_peer[peer] = agent
         return agent
 
     def heard(self, peer: bytes, now: float) -> None:

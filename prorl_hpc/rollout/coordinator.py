@@ -207,7 +207,7 @@ class Coordinator:
     def _worker_hello(self, peer: bytes, hello: WorkerHello, now: float) -> None:
         if hello.worker_id not in self._agents.workers:
             log.info("worker %s joined from %s (%s)", hello.worker_id, hello.node, hello.sandbox)
-        self._agents.worker_joined(hello, peer, now)
+        self._agents.worker_hello(hello, peer, now)
         self._post(peer, Welcome(self._run_id, self._config.heartbeat_s))
         self._handle(WorkerJoined(hello.worker_id, hello.pools, frozenset(hello.held)))
 
@@ -216,11 +216,13 @@ class Coordinator:
         known = self._agents.servers.get(server_id)
         if known is not None and known.hello.server != hello.server:
             self._lost(server_id, "it was started anew")
-        log.info("LLM server %s joined from %s (%s)", server_id, hello.server.node, hello.engine)
-        agent = self._agents.server_joined(hello, peer, now)
+        joined = server_id not in self._agents.servers
+        if joined:
+            log.info("LLM server %s joined from %s (%s)", server_id, hello.server.node, hello.engine)
+        agent = self._agents.server_hello(hello, peer, now)
         self._post(peer, Welcome(self._run_id, self._config.heartbeat_s))
         self._server_seen(agent)
-        self._weights.server_seen(server_id, hello.weight_version, joined=True)
+        self._weights.server_seen(server_id, hello.weight_version, joined=joined)
 
     def _server_load(self, load: ServerLoad, now: float) -> None:
         agent = self._agents.servers.get(load.server_id)

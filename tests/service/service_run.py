@@ -135,7 +135,8 @@ class FakeWorker:
 
 @dataclass
 class FakeServer:
-    """An inference agent. ``refuses`` is the error text with which it answers weight updates."""
+    """An inference agent. ``refuses`` is the error text with which it answers weight updates;
+    with ``holds_loads`` it answers only when ``may_load``."""
 
     keys: RunKeys
     endpoint: str
@@ -144,12 +145,14 @@ class FakeServer:
     healthy: bool = True
     refuses: str = ""
     got: list[WeightUpdate] = field(default_factory=list)
+    holds_loads: bool = False
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
     welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     shut_down: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.may_load.set()
+        if not self.holds_loads:
+            self.may_load.set()
         self._line: DealerLine[CoordinatorToInference] = DealerLine(
             CoordinatorToInference, self.keys, self.endpoint, self.server_id
         )
@@ -218,6 +221,11 @@ class ServiceRun:
         task = self._lives.pop(agent_id)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+    async def resume(self, agent_id: str, agent: FakeWorker | FakeServer) -> None:
+        """One that vanished speaks again."""
+        self._lives[agent_id] = asyncio.create_task(agent.live())
+        await asyncio.wait_for(agent.welcomed.wait(), 10)
 
     def client(self, **settings: Any) -> RolloutClient:
         return RolloutClient(str(self.socket_path), **settings)

@@ -1,0 +1,190 @@
+"""The parts of the coordinator by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from prorl_hpc.config.schema import RolloutConfig
+from prorl_hpc.messages.batch import BatchResult, BatchSpec
+from prorl_hpc.messages.control import AgentToCoordinator, InferenceHello, ServerLoad, ServerRef
+from prorl_hpc.messages.errors import ServiceError
+from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
+from prorl_hpc.rollout.agents import Agents
+from prorl_hpc.rollout.coordinator import Coordinator
+from prorl_hpc.rollout.ledger import Ledger
+from prorl_hpc.rollout.weights import WeightFanOut
+from prorl_hpc.transport.channels import RouterDoor
+from prorl_hpc.transport.keys import RunKeys
+
+
+def hello(server_id: str = "s", version: int = 0) -> InferenceHello:
+    return InferenceHello(ServerRef(server_id, "n", "ipc://x", ""), "fake", "m", version, 100)
+
+
+def load(tokens: int, version: int = 0) -> ServerLoad:
+    return ServerLoad("s", version, 0, 0, 0, tokens, True)
+
+
+# ledger
+
+
+def test_results_and_ids_are_kept_for_a_while_only() -> None:
+    ledger: Ledger[str] = Ledger("batch", keep_results=1, keep_ids=2)
+    for name in "abc":
+        assert ledger.is_new(name, [name])
+        ledger.open(name, [name])
+        ledger.finish(name, f"result {name}")
+    assert ledger.result("c") == "result c"
+    with pytest.raises(ServiceError) as gone:
+        ledger.result("b")
+    assert (gone.value.status, gone.value.code) == (410, "result_gone")
+    with pytest.raises(ServiceError) as unknown:
+        ledger.result("a")
+    assert unknown.value.status == 404
+    assert not ledger.is_new("b", ["b"])
+
+
+async def test_all_who_wait_are_woken() -> None:
+    ledger: Ledger[str] = Ledger("batch", keep_results=1, keep_ids=2)
+    ledger.open("a", 1)
+    assert await ledger.wait("a", 0.01) is None
+    waiting = [asyncio.create_task(ledger.wait("a", 10)) for _ in range(3)]
+    await asyncio.sleep(0)
+    ledger.finish("a", "done")
+    assert await asyncio.gather(*waiting) == ["done"] * 3
+
+
+# weights
+
+
+class FanOut(WeightFanOut):
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int]] = []
+        super().__init__(lambda server, update: self.sent.append((server, update.version)), first_server_s=5)
+
+
+def loaded(version: int, server_id: str, error: str = "") -> WeightUpdated:
+    return WeightUpdated(version, server_id, 1.0, error=error)
+
+
+async def test_a_publication_before_any_server_waits_for_the_first() -> None:
+    fan_out = FanOut()
+    publishing = asyncio.create_task(fan_out.publish(WeightUpdate(4, ["/w"])))
+    await asyncio.sleep(0)
+    fan_out.server_seen("s", 0, joined=True)
+    assert fan_out.sent == [("s", 4)]
+    fan_out.answered(loaded(4, "s"))
+    assert await publishing == [loaded(4, "s")]
+
+
+async def test_a_server_at_work_is_not_asked_twice() -> None:
+    """Its heartbeats, and the Hello of one that hears nothing for long, still say the old version."""
+    fan_out = FanOut()
+    fan_out.server_seen("s", 0, joined=True)
+    publishing = asyncio.create_task(fan_out.publish(WeightUpdate(1, ["/w"])))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        fan_out.server_seen("s", 0, joined=False)
+    again = asyncio.create_task(fan_out.publish(WeightUpdate(1, ["/w"])))  # a client that lost its connection
+    await asyncio.sleep(0)
+    fan_out.answered(loaded(1, "s"))
+    assert await publishing == await again == [loaded(1, "s")]
+    assert fan_out.sent == [("s", 1)]
+
+
+async def test_a_failed_server_is_not_asked_again_until_it_restarts_or_the_client_asks() -> None:
+    fan_out = FanOut()
+    fan_out.server_seen("s", 1, joined=True)
+    publishing = asyncio.create_task(fan_out.publish(WeightUpdate(2, ["/w"])))
+    await asyncio.sleep(0)
+    fan_out.answered(loaded(2, "s", "no space"))
+    assert (await publishing)[0].error == "no space"
+    fan_out.server_seen("s", 1, joined=False)
+    assert len(fan_out.sent) == 1
+    fan_out.server_seen("s", 0, joined=False)
+    assert len(fan_out.sent) == 2
+
+
+async def test_a_newer_publication_supersedes() -> None:
+    fan_out = FanOut()
+    fan_out.server_seen("s", 0, joined=True)
+    older = asyncio.create_task(fan_out.publish(WeightUpdate(1, ["/w1"])))
+    await asyncio.sleep(0)
+    newer = asyncio.create_task(fan_out.publish(WeightUpdate(2, ["/w2"])))
+    await asyncio.sleep(0)
+    with pytest.raises(ServiceError) as refused:
+        await older
+    assert refused.value.code == "superseded"
+    fan_out.answered(loaded(1, "s"))
+    fan_out.answered(loaded(2, "s"))
+    assert await newer == [loaded(2, "s")]
+    with pytest.raises(ServiceError) as refused:
+        await fan_out.publish(WeightUpdate(1, ["/w1"]))
+    assert refused.value.code == "stale_version"
+
+
+# agents
+
+
+def test_tokens_per_second_survive_an_engine_that_starts_anew() -> None:
+    agents = Agents()
+    agent = agents.server_hello(hello(), b"p", 100.0)
+    agent.reported(load(1000), 100.0)
+    agent.reported(load(2000), 110.0)
+    assert agent.tokens_per_s == 100.0
+    agent.reported(load(0), 111.0)
+    agent.reported(load(500), 121.0)
+    assert agent.tokens_per_s == 50.0
+    assert agents.server_hello(hello(), b"p", 122.0) is agent
+
+
+def test_silence() -> None:
+    agents = Agents()
+    agents.server_hello(hello("s"), b"s", 0.0)
+    agents.server_hello(hello("t"), b"t", 0.0)
+    agents.heard(b"t", 8.0)
+    agents.heard(b"stranger", 8.0)
+    assert agents.silent(11.0, 10.0) == [("s", 11.0)]
+    agents.forgive(11.0)
+    assert agents.silent(11.0, 10.0) == []
+    agents.forget("s")
+    assert agents.silent(99.0, 10.0) == [("t", 88.0)]
+
+
+# coordinator
+
+
+async def test_a_store_that_cannot_write_ends_the_coordinator(tmp_path: Path) -> None:
+    class FullDisk:
+        def write_batch(self, batch_id: str, result: BatchResult) -> Path:
+            raise OSError(28, "No space left on device")
+
+    keys = RunKeys.create(tmp_path / "keys")
+    door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, tmp_path / "c.zmq")
+    coordinator = Coordinator("run", RolloutConfig(), door, store=FullDisk(), status_file=tmp_path / "status.json")
+    running = asyncio.create_task(coordinator.run(asyncio.Event()))
+    await asyncio.sleep(0)
+    coordinator.submit_batch(BatchSpec("b", "t", [{}], 1, 2))
+    coordinator.cancel_batch("b")
+    with pytest.raises(ExceptionGroup) as broken:
+        await asyncio.wait_for(running, 10)
+    door.close()
+    assert "batch b cannot be written" in str(broken.value.exceptions[0])
+
+
+async def test_too_many_rollouts_are_refused_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_hpc.rollout.coordinator.MAX_LIVE_ROLLOUTS", 5)
+    keys = RunKeys.create(tmp_path / "keys")
+    door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, tmp_path / "c.zmq")
+    coordinator = Coordinator("run", RolloutConfig(), door, store=None, status_file=tmp_path / "status.json")
+    coordinator.submit_batch(BatchSpec("b", "t", [{}], 1, 4))
+    coordinator.submit_batch(BatchSpec("b", "t", [{}], 1, 4))
+    with pytest.raises(ServiceError) as refused:
+        coordinator.submit_batch(BatchSpec("c", "t", [{}], 1, 2))
+    assert (refused.value.status, refused.value.code) == (429, "queue_full")
+    with pytest.raises(ServiceError):
+        coordinator.batch_progress("c")
+    door.close()

@@ -49,21 +49,21 @@ class RolloutClient:
         self._session: aiohttp.ClientSession | None = None
 
     @classmethod
-    def for_run(cls, process: Process, coordinator: str = "coordinator") -> RolloutClient:
+    def for_run(cls, process: Process, *, patience_s: float = 30.0) -> RolloutClient:
         """The service of the process's own run, once its coordinator is READY (``Process.wait_for``)."""
-        state = read_json(process.run.process_state(coordinator), ProcessState)
+        state = read_json(process.run.process_state("coordinator"), ProcessState)
         if state is None or state.phase is not Phase.READY:
             phase = "has not started" if state is None else f"is {state.phase}"
             message = f"the coordinator of {process.run.run_id} {phase}: wait until it is ready"
             raise ServiceError(message, code="unreachable", status=503)
         if state.node == process.node:
-            return cls(state.endpoints["uds"])
+            return cls(state.endpoints["uds"], patience_s=patience_s)
         if "http" not in state.endpoints:
             message = (
                 f"the service on {state.node} has no TCP port, and this is {process.node}: set rollout.http_tcp=true"
             )
             raise ServiceError(message, code="unreachable", status=503)
-        return cls(state.endpoints["http"], RunKeys.load(process.run.keys).api_token)
+        return cls(state.endpoints["http"], RunKeys.load(process.run.keys).api_token, patience_s=patience_s)
 
     async def __aenter__(self) -> RolloutClient:
         return self

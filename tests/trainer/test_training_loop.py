@@ -1,0 +1,209 @@
+"""The loop with the real engine on a tiny model, and a fake service that samples from the published weights."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fake_rollouts import FakeRollouts
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.schema import ModelConfig, ProrlConfig, RunSettings, TrainerConfig
+from prorl_hpc.messages.batch import GroupFilter
+from prorl_hpc.messages.codec import read_json
+from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.status import TrainerStatus
+from prorl_hpc.observe.metrics import MetricsLog, newest_per_step
+from prorl_hpc.trainer import checkpoint
+from prorl_hpc.trainer.checkpoint import Position
+from prorl_hpc.trainer.crew import Crew, Rank
+from prorl_hpc.trainer.loop import TrainingLoop
+from prorl_hpc.trainer.publish import WeightDirectory, probe_tokens
+from prorl_hpc.trainer.step_metrics import TensorBoard
+from prorl_hpc.trainer.stopping import Stopped, StopSignal
+
+pytestmark = pytest.mark.train
+ROWS = [{"id": f"r{i}", "number": i} for i in range(10)]
+
+
+def new_run(root: Path, model: Path, **trainer) -> RunDirectory:
+    defaults = {
+        "steps": 3,
+        "groups_per_step": 2,
+        "group_size": 4,
+        "max_rows_per_step": 6,
+        "eval_prompts": 4,
+        "checkpoint_every": 2,
+        "learning_rate": 1e-3,
+        "threads": 1,
+        "dtype": "float32",
+    }
+    config = ProrlConfig(
+        run=RunSettings(root=str(root)),
+        model=ModelConfig(path=str(model)),
+        trainer=TrainerConfig(**(defaults | trainer)),
+    )
+    return RunDirectory.create(config)
+
+
+@asynccontextmanager
+async def a_loop(run: RunDirectory, service: FakeRollouts, monkeypatch, commands):
+    """A TrainingLoop on the test session's own process group."""
+    monkeypatch.setattr("prorl_hpc.trainer.crew.join", lambda *a, **k: commands)
+    monkeypatch.setattr("prorl_hpc.trainer.crew.dist.destroy_process_group", lambda: None)
+    config, stop, crew = run.load_config(), StopSignal(), Crew()
+    rank = await crew.load(lambda: Rank(config, run, stop, rank=0, world=1, host="127.0.0.1"))
+    directory = WeightDirectory(run, single_node=True, weight_bytes=rank.engine.weight_bytes)
+    with TensorBoard(run.tensorboard) as board:
+        yield TrainingLoop(
+            config,
+            run,
+            service,
+            crew,
+            stop,
+            directory,
+            board,
+            train_rows=ROWS,
+            heldout_rows=[{"id": f"h{i}", "number": 20 + i} for i in range(6)],
+            probe_ids=probe_tokens(Path(config.model.path)),
+            position=rank.position,
+        )
+    await crew.close()
+    directory.close()
+
+
+async def test_a_whole_run(tmp_path, tiny_model, monkeypatch, commands):
+    run = new_run(tmp_path, tiny_model, eval_every=2)
+    service = FakeRollouts(tiny_model)
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        await loop.run()
+        assert loop.position.step == 3
+
+    assert list(service.specs) == ["eval-0", "step-1", "step-2", "eval-2", "step-3", "eval-3"]
+    spec = service.specs["step-1"]
+    assert (spec.groups_wanted, spec.group_size, len(spec.rows), spec.filter) == (2, 4, 6, GroupFilter.INFORMATIVE)
+    held = service.specs["eval-0"]
+    assert (held.groups_wanted, len(held.rows), held.filter, held.min_usable_samples) == (4, 4, GroupFilter.ALL, 1)
+    assert [u.version for u in service.updates] == [1, 2, 3, 4]
+
+    records = MetricsLog(run.metrics_file).read()
+    steps, evals = newest_per_step(records, "step"), newest_per_step(records, "eval")
+    assert [r["step"] for r in steps] == [1, 2, 3] and [r["step"] for r in evals] == [0, 2, 3]
+    for record in steps:
+        # On policy, and the fake engine computes in float32 as we do.
+        assert record["ratio"] == pytest.approx(1.0, abs=1e-4)
+        assert record["logprob_gap_max"] < 1e-4 and record["probe_gap"] < 1e-4
+        assert record["clip_fraction"] == 0.0 and record["staleness"] == 0.0
+        assert record["weight_version"] == record["step"] + 1
+        assert record["groups_accepted"] == 2 and record["rollouts"] == 8
+        assert record["tokens_generated"] == 48 and record["tokens_trained"] == 48
+        assert record["seconds"].keys() >= {"rollouts", "training", "publishing", "total"}
+        assert record["grad_norm"] > 0 and record["entropy"] > 0 and record["learning_rate"] == 1e-3
+    assert "saving" in steps[1]["seconds"] and "saving" not in steps[0]["seconds"]
+    assert evals[0]["rollouts"] == 4 and 0 <= evals[0]["reward"] <= 1
+
+    assert [p.name for p in checkpoint.all_checkpoints(run.checkpoints)] == ["step-2", "step-3"]
+    status = read_json(run.trainer_status_file, TrainerStatus)
+    assert status is not None and (status.phase, status.step, status.steps) == ("done", 3, 3)
+    assert status.heldout_start == evals[0]["reward"] and status.heldout_last == evals[-1]["reward"]
+    assert list(run.tensorboard.glob("events*"))
+
+
+async def test_the_reward_rises(tmp_path, tiny_model, monkeypatch, commands):
+    run = new_run(
+        tmp_path, tiny_model, steps=20, groups_per_step=4, group_size=8, learning_rate=5e-3, checkpoint_every=99
+    )
+    async with a_loop(run, FakeRollouts(tiny_model), monkeypatch, commands) as loop:
+        await loop.run()
+    rewards = [r["reward"] for r in newest_per_step(MetricsLog(run.metrics_file).read(), "step")]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards
+
+
+async def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, tiny_model, monkeypatch, commands):
+    whole = new_run(tmp_path, tiny_model, steps=4)
+    async with a_loop(whole, FakeRollouts(tiny_model), monkeypatch, commands) as loop:
+        await loop.run()
+
+    cut = new_run(tmp_path, tiny_model, steps=4)
+    service = FakeRollouts(tiny_model)
+    async with a_loop(cut, service, monkeypatch, commands) as loop:
+        service.on_wait = lambda batch: loop.stop.request() if batch == "step-3" else None
+        with pytest.raises(Stopped):
+            await loop.run()
+    assert service.cancelled == ["step-3"]
+    async with a_loop(cut, FakeRollouts(tiny_model), monkeypatch, commands) as loop:
+        assert loop.position == Position(2, 4)
+        await loop.run()
+
+    def figures(run: RunDirectory):
+        records = MetricsLog(run.metrics_file).read()
+        return [
+            (r["step"], r["kind"], r["reward"], r.get("loss"), r.get("grad_norm"))
+            for kind in ("step", "eval")
+            for r in newest_per_step(records, kind)
+        ]
+
+    assert figures(cut) == figures(whole)
+    ours, theirs = ((run.checkpoints / "step-4" / "model.safetensors").read_bytes() for run in (cut, whole))
+    assert ours == theirs
+
+
+async def test_a_stop_while_rollouts_run_cancels_them_and_leaves_a_checkpoint(
+    tmp_path, tiny_model, monkeypatch, commands
+):
+    run = new_run(tmp_path, tiny_model)
+    service = FakeRollouts(tiny_model)
+    service.hang = True
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        service.on_wait = lambda batch: loop.stop.request()
+        with pytest.raises(Stopped):
+            await loop.run()
+    assert service.cancelled == ["eval-0"]
+    newest = checkpoint.latest(run.checkpoints)
+    assert newest is not None and newest.state.position == Position(0, 0)
+
+
+async def test_a_stop_in_the_middle_of_training_keeps_the_last_complete_step(
+    tmp_path, tiny_model, monkeypatch, commands
+):
+    run = new_run(tmp_path, tiny_model, checkpoint_every=99)
+    service = FakeRollouts(tiny_model)
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        backward = loop.crew._rank.engine._deepspeed.backward
+
+        def stop_in_step_2(loss):
+            if loop.position.step == 1:
+                loop.stop.request()
+            return backward(loss)
+
+        loop.crew._rank.engine._deepspeed.backward = stop_in_step_2
+        with pytest.raises(Stopped):
+            await loop.run()
+    newest = checkpoint.latest(run.checkpoints)
+    assert newest is not None and newest.state.position == Position(1, 2)
+    assert [r["step"] for r in newest_per_step(MetricsLog(run.metrics_file).read(), "step")] == [1]
+
+
+async def test_a_batch_without_an_informative_group_keeps_the_weights(
+    tmp_path, tiny_model, monkeypatch, commands, caplog
+):
+    run = new_run(tmp_path, tiny_model)
+    service = FakeRollouts(tiny_model, uniform=frozenset({"step-2"}))
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        await loop.run()
+    assert "step 2: no group to learn from (2 uniform" in caplog.text
+    assert [u.version for u in service.updates] == [1, 2, 4]
+    record = newest_per_step(MetricsLog(run.metrics_file).read(), "step")[1]
+    assert "loss" not in record and record["weight_version"] == 2 and record["groups_uniform"] == 2
+    # The next step does not see the same prompts again.
+    assert service.specs["step-3"].rows[0] not in service.specs["step-2"].rows[:2]
+
+
+async def test_servers_that_do_not_serve_the_new_weights_end_the_run(tmp_path, tiny_model, monkeypatch, commands):
+    run = new_run(tmp_path, tiny_model)
+    service = FakeRollouts(tiny_model)
+    service.gap = 0.3
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        with pytest.raises(RunError, match="inference-0 says that it loaded them"):
+            await loop.run()

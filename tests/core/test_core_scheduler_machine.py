@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from prorl_hpc.core.events import (
     Cancel,
@@ -100,7 +100,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # rules
 
-    @rule(priority=st.sampled_from([10, 50]), group=st.integers(0, 3), count=st.integers(1, 4))
+    @initialize(server=st.booleans())
+    def something_is_there(self, server: bool) -> None:
+        self.worker_starts("w0")
+        if server:
+            self.server_reports("s0", True, False, False)
+
+    @rule(priority=st.sampled_from([10, 50]), group=st.integers(0, 3), count=st.integers(1, 8))
     def submit(self, priority: int, group: int, count: int) -> None:
         specs = tuple(
             RolloutSpec(
@@ -184,6 +190,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         worker, attempt, stage = data.draw(st.sampled_from(self.running()))
         failure = None if kind is None else Failure(stage, kind, "broke")
         self.report(worker, attempt, stage, failure, timed_out and failure is not None)
+
+    @precondition(lambda self: self.running())
+    @rule(count=st.integers(1, 10), stages=st.sampled_from([list(Stage), [Stage.INIT], [Stage.INIT, Stage.RUN]]))
+    def work_goes_on(self, count: int, stages: list[Stage]) -> None:
+        for _ in range(count):
+            running = [found for found in self.running() if found[2] in stages]
+            if running:
+                self.report(*running[0], None)
 
     @precondition(lambda self: self.old_reports)
     @rule(data=st.data())

@@ -64,7 +64,7 @@ class TrainingLoop:
         self.probe_ids = probe_ids
         self.position = position
         self.metrics = MetricsLog(run.metrics_file)
-        self.weight_version = position.step
+        self.weight_version = 0
         self._batch: str | None = None
         self._seconds: dict[str, float] = {}
         self._step_seconds: deque[float] = deque(maxlen=5)
@@ -218,7 +218,7 @@ class TrainingLoop:
 
     async def _publish(self) -> float | None:
         """Write the weights, have every server load them, check the probe; the largest gap."""
-        version = self.position.step
+        version = self.position.step + 1  # 0 is what an engine starts with: not yet compared with the trainer's
         with self._phase("publishing", f"weights {version}"):
             paths = await self.crew.write_weights(self.directory.version(version))
             probe = WeightProbe(self.probe_ids, await self.crew.score(self.probe_ids), self.settings.probe_tolerance)

@@ -22,11 +22,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """This process as the only rank; a process can join one group only."""
+    import torch
     import torch.distributed as dist
 
     from prorl_hpc.trainer.engine import prepare_deepspeed
     from prorl_hpc.trainer.process_group import join
 
+    torch.set_num_threads(1)  # tiny tensors, and cores that others use too
     group = join(tmp_path_factory.mktemp("state"), rank=0, world=1, local_rank=0, host="127.0.0.1", timeout_s=60)
     prepare_deepspeed()
     yield group

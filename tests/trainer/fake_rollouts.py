@@ -122,7 +122,8 @@ class FakeRollouts:
         prompt = [5 + int(spec.rows[index]["number"]) % 30, 6, 7, 8]
         draw = torch.Generator().manual_seed((spec.sampling.seed or 0) + 97 * index)
         group_id = f"{spec.batch_id}.g{index}"
-        rollouts = [self._sample(spec, f"{group_id}.s{k}", prompt, draw) for k in range(spec.group_size)]
+        sampled = self._sample(spec, prompt, draw)
+        rollouts = [self._rollout(spec, f"{group_id}.s{k}", prompt, *one) for k, one in enumerate(sampled)]
         outcome = GroupOutcome.ACCEPTED
         if spec.filter is GroupFilter.INFORMATIVE and (
             spec.batch_id in self.uniform or len({r.reward for r in rollouts}) == 1
@@ -130,16 +131,23 @@ class FakeRollouts:
             outcome = GroupOutcome.UNIFORM
         return GroupResult(group_id, index, outcome, rollouts)
 
-    def _sample(self, spec: BatchSpec, rollout_id: str, prompt: list[int], draw: torch.Generator) -> RolloutResult:
-        ids = list(prompt)
+    def _sample(
+        self, spec: BatchSpec, prompt: list[int], draw: torch.Generator
+    ) -> list[tuple[list[int], list[float]]]:
+        """Tokens and logprobs of each sample of a group."""
+        ids = torch.tensor([prompt] * spec.group_size)
         logprobs = []
         with torch.no_grad():
             for _ in range(self.turn_tokens):
-                logits = self.model(torch.tensor([ids])).logits[0, -1] / spec.sampling.temperature
-                distribution = logits.log_softmax(-1)
-                ids.append(int(torch.multinomial(distribution.exp(), 1, generator=draw)))
-                logprobs.append(float(distribution[ids[-1]]))
-        tokens = ids[len(prompt) :]
+                distribution = (self.model(ids).logits[:, -1] / spec.sampling.temperature).log_softmax(-1)
+                drawn = torch.multinomial(distribution.exp(), 1, generator=draw)
+                logprobs.append(distribution.gather(-1, drawn))
+                ids = torch.cat([ids, drawn], dim=1)
+        return list(zip(ids[:, len(prompt) :].tolist(), torch.cat(logprobs, 1).tolist(), strict=True))
+
+    def _rollout(
+        self, spec: BatchSpec, rollout_id: str, prompt: list[int], tokens: list[int], logprobs: list[float]
+    ) -> RolloutResult:
         reward = sum(t in LUCKY for t in tokens) / len(tokens)
         segments = [Segment(prompt), Segment(tokens, logprobs, True, self.version)]
         group = rollout_id.rpartition(".")[0]

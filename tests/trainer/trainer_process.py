@@ -1,0 +1,63 @@
+"""``python -m prorl_hpc.trainer`` with a fake rollout service and toy rows in place of the real ones.
+
+    python trainer_process.py MODE --run-dir … --name trainer-0 --rank 0 --world 1
+
+MODE ``whole``: to the end. ``hang-N``: the rollouts of step N never end (``hang-N`` is written to the run's state).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import prorl_hpc.service.client
+import prorl_hpc.tasks.dataset
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.messages.codec import write_json
+from prorl_hpc.messages.status import Phase, ProcessState
+from prorl_hpc.observe.process import Process
+
+
+class Client:
+    """Stands in for RolloutClient; FakeRollouts is made late, since it loads torch."""
+
+    mode = "whole"
+
+    @classmethod
+    def for_run(cls, process: Process):
+        from fake_rollouts import FakeRollouts
+
+        class Service(FakeRollouts):
+            async def wait_batch(self, batch_id):
+                if self.mode == f"hang-{batch_id.removeprefix('step-')}":
+                    (process.run.state / self.mode).touch()
+                    await asyncio.Event().wait()
+                result = await super().wait_batch(batch_id)
+                if batch_id == "step-1":
+                    (process.run.state / "training").touch()
+                return result
+
+        service = Service(Path(process.config.model.path), turn_tokens=process.config.task.max_turn_tokens)
+        service.mode = cls.mode
+        return service
+
+
+def rows(task, split):
+    return [{"id": f"{split}-{i}", "number": i} for i in range(16)]
+
+
+def main() -> int:
+    Client.mode = sys.argv.pop(1)
+    prorl_hpc.service.client.RolloutClient = Client
+    prorl_hpc.tasks.dataset.load_rows = rows
+    run = RunDirectory(sys.argv[sys.argv.index("--run-dir") + 1])
+    state = ProcessState("coordinator", "coordinator", "here", 1, Phase.READY)
+    write_json(run.process_state("coordinator"), state)
+    from prorl_hpc.trainer.__main__ import main as trainer
+
+    return trainer()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.observe.reward_plot import draw_reward_plot
@@ -66,19 +68,25 @@ def _why_stopped(run: RunDirectory, status: str) -> str:
     return f" ({reason})" if reason else ""
 
 
+class _Failure(msgspec.Struct):
+    """What the supervisor wrote about the first death."""
+
+    name: str
+    node: str = ""
+    what: str = "ended the run"
+    last_lines: list[str] = []
+    log: str = ""
+
+
 def _failure(run: RunDirectory) -> str:
     """The process that died and its last lines."""
-    failure = read_tolerantly(run.failure_file, dict[str, Any])
+    failure = read_tolerantly(run.failure_file, _Failure)
     if failure is None:
         return ""
-    lines = failure.get("last_lines") or failure.get("lines") or []
-    facts = ", ".join(f"{k}: {v}" for k, v in failure.items() if isinstance(v, str | int | float) and k != "name")
-    text = f"\n\n## What broke\n\nProcess **{failure.get('name', 'unknown')}** ended the run" + (
-        f" ({facts})." if facts else "."
-    )
-    if isinstance(lines, list) and lines:
-        text += "\n\n```text\n" + "\n".join(str(line).rstrip() for line in lines) + "\n```"
-    return text
+    text = f"\n\n## What broke\n\n**{failure.name}**{f' on {failure.node}' if failure.node else ''} {failure.what}."
+    if failure.last_lines:
+        text += " Its last lines:\n\n```text\n" + "\n".join(line.rstrip() for line in failure.last_lines) + "\n```"
+    return text + (f"\n\nThe whole log: `{failure.log}`" if failure.log else "")
 
 
 def _results(figures: RunFigures) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from prorl_hpc.agents.chat_format import ChatFormat
-
 from prorl_hpc.trainer.model_demonstrations import COMMANDS, Demonstrations, run_command
 from prorl_hpc.trainer.model_recipes import prepare
 from prorl_hpc.trainer.model_tiny import random_model, save_tokenizer

@@ -81,9 +81,19 @@ def test_report_of_a_finished_run(run: RunDirectory) -> None:
 
 
 def test_report_of_a_run_that_failed_before_its_first_step(run: RunDirectory) -> None:
-    write_json(run.failure_file, {"name": "inference-0", "exit_code": 1, "last_lines": ["Traceback", "OSError: no"]})
+    write_json(
+        run.failure_file,
+        {"name": "inference-0", "node": "n1", "what": "exited with code 1", "last_lines": ["Trace", "OSError: no"]},
+    )
     text = write_report(run).read_text()
-    for part in ("**failed**", "0 of 16", "**inference-0**", "exit_code: 1", "OSError: no", "No step was finished"):
+    for part in (
+        "**failed**",
+        "0 of 16",
+        "**inference-0**",
+        "on n1 exited with code 1. Its last lines",
+        "OSError: no",
+        "No step was finished",
+    ):
         assert part in text, part
     assert f"python -m prorl_hpc resume {run.path}" in text and "no checkpoint yet" in text
     assert run.reward_plot.read_bytes().startswith(PNG)

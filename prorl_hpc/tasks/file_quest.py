@@ -1,4 +1,4 @@
-"""The default task: five kinds of question about a small text file that only the tool can read.
+"""The default task: four kinds of question about a small text file that only the tool can read.
 
 The answer is a number that is in no prompt and in no model's memory, since the file is drawn at random for
 its row. The reward is 1 for exactly the right answer and 0 otherwise: there is nothing to be had for the
@@ -106,14 +106,18 @@ class FileQuest:
 def draw_row(source: random.Random, split: str, kind: str) -> dict[str, Any]:
     """One row without its id: a random file, a question of ``kind`` about it, and the answer."""
     file = f"{source.choice(FILES[split])}.txt"
-    lines = {"cat": 1, "count": source.randint(3, 60)}.get(kind, source.randint(5, 9))
-    pool = WORDS[split]
-    words = source.sample(pool, lines) if lines <= len(pool) else [source.choice(pool) for _ in range(lines)]
-    numbers = [source.randint(1000, 9999) for _ in range(lines)]
-    at = {"first": 0, "last": lines - 1}.get(kind, source.randrange(lines))
+    lines = [_draw_line(source, split) for _ in range(source.randint(12, 60))]
+    words = " ".join(lines).split()
+    answers = {"first": lines[0].split()[-1], "last": words[-1], "lines": str(len(lines)), "words": str(len(words))}
     return {
         "kind": kind,
-        "question": source.choice(QUESTIONS[split][kind]).format(file=file, word=words[at]),
-        "files": {file: "".join(f"{word} {number}\n" for word, number in zip(words, numbers, strict=True))},
-        "answer": str(lines if kind == "count" else numbers[at]),
+        "question": source.choice(QUESTIONS[split][kind]).format(file=file),
+        "files": {file: "\n".join(lines) + "\n"},
+        "answer": answers[kind],
     }
+
+
+def _draw_line(source: random.Random, split: str) -> str:
+    """One to three words and a number."""
+    words = source.choices(WORDS[split], k=source.randint(1, 3))
+    return f"{' '.join(words)} {source.randint(1000, 9999)}"

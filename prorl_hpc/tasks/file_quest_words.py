@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-KINDS = ("cat", "first", "count", "key", "last")
+COMMANDS = {
+    "first": "head -n 1 {file}",
+    "lines": "wc -l {file}",
+    "last": "tail -n 1 {file}",
+    "words": "wc -w {file}",
+}
+"""Kind of question → a command whose output holds the answer."""
+KINDS = tuple(COMMANDS)
 
 _TRAIN_WORDS = (
     "kiwi plum pear lime fig date apple mango grape melon lemon peach cherry olive onion pea bean corn rice oat"
@@ -18,18 +25,16 @@ FILES = {"train": _TRAIN_FILES.split(), "heldout": _HELDOUT_FILES.split()}
 
 QUESTIONS = {
     "train": {
-        "cat": ["What number is in {file}?", "Which number does {file} hold?"],
         "first": ["What is the first number in {file}?", "Which number is on the first line of {file}?"],
         "last": ["What is the last number in {file}?", "Which number is on the last line of {file}?"],
-        "count": ["How many lines are in {file}?", "How many lines does {file} have?"],
-        "key": ["What is the number of {word} in {file}?", "Which number does {word} have in {file}?"],
+        "lines": ["How many lines are in {file}?", "How many lines does {file} have?"],
+        "words": ["How many words are in {file}?", "How many words does {file} have?"],
     },
     "heldout": {
-        "cat": ["Tell me the number in {file}."],
         "first": ["Tell me the first number of {file}."],
         "last": ["Tell me the last number of {file}."],
-        "count": ["Tell me how many lines {file} has."],
-        "key": ["Tell me the number of {word} in {file}."],
+        "lines": ["Tell me how many lines {file} has."],
+        "words": ["Tell me how many words {file} has."],
     },
 }
 
@@ -44,9 +49,8 @@ class Example(NamedTuple):
 
 
 EXAMPLES = (
-    Example("What number is in age.txt?", "cat age.txt", "dog 5132", "5132"),
     Example("What is the first number in cars.txt?", "head -n 1 cars.txt", "red 2847", "2847"),
     Example("How many lines are in poem.txt?", "wc -l poem.txt", "26 poem.txt", "26"),
-    Example("What is the number of cow in pets.txt?", "grep cow pets.txt", "cow 3891", "3891"),
     Example("What is the last number in names.txt?", "tail -n 1 names.txt", "tom 7604", "7604"),
+    Example("How many words are in pets.txt?", "wc -w pets.txt", "58 pets.txt", "58"),
 )

@@ -13,15 +13,8 @@ from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.config.schema import TaskConfig
 from prorl_hpc.messages.trajectory import Message
 from prorl_hpc.tasks.file_quest import FileQuest, draw_row
-from prorl_hpc.tasks.file_quest_words import KINDS
+from prorl_hpc.tasks.file_quest_words import COMMANDS, KINDS
 
-COMMANDS = {
-    "cat": "cat {file}",
-    "first": "head -n 1 {file}",
-    "last": "tail -n 1 {file}",
-    "count": "wc -l {file}",
-    "key": "grep {word} {file}",
-}
 GUESS_SHARE = 0.4
 """Of the failed rollouts, those that guess a number without the tool; the others use the wrong command."""
 
@@ -62,11 +55,7 @@ class Demonstrations:
         return self.draw(1.0, with_examples=True)
 
     def _draw_row(self) -> dict[str, Any]:
-        """A row whose command answers in one line: ``grep pea`` also finds peaches."""
-        while True:
-            row = draw_row(self._source, self._source.choice(("train", "heldout")), self._source.choice(KINDS))
-            if row["kind"] != "key" or "\n" not in run_command("key", *_file_of(row), _word_of(row)):
-                return row
+        return draw_row(self._source, self._source.choice(("train", "heldout")), self._source.choice(KINDS))
 
     def right_turns(self, row: dict[str, Any]) -> list[str]:
         """Command, output, answer."""
@@ -75,17 +64,12 @@ class Demonstrations:
     def _wrong_turns(self, row: dict[str, Any]) -> list[str]:
         if self._source.random() < GUESS_SHARE:
             return [f"answer: {self._source.randint(1000, 9999)}"]
-        # The first and the last line of a file with one line are that line.
-        right = {"cat", "first", "last"} if row["kind"] == "cat" else {row["kind"]}
-        return self._tool_turns(self._source.choice(sorted({"first", "last", "count"} - right)), row)
+        return self._tool_turns(self._source.choice([kind for kind in KINDS if kind != row["kind"]]), row)
 
     def _tool_turns(self, kind: str, row: dict[str, Any]) -> list[str]:
-        file, content = _file_of(row)
-        word = _word_of(row) if kind == "key" else ""
-        output = run_command(kind, file, content, word)
-        number = output.split()[0] if kind == "count" else output.split()[-1]
-        command = COMMANDS[kind].format(file=file, word=word)
-        return [f"<bash>{command}</bash>", output, f"answer: {number}"]
+        ((file, content),) = row["files"].items()
+        output, answer = run_command(kind, file, content)
+        return [f"<bash>{COMMANDS[kind].format(file=file)}</bash>", output, f"answer: {answer}"]
 
     def _tokenize(self, messages: list[Message], turns: list[str]) -> Demonstration:
         """``turns``: the assistant's and the tool's, in turn."""
@@ -101,28 +85,14 @@ class Demonstrations:
         return Demonstration(ids, trained)
 
 
-def run_command(kind: str, file: str, content: str, word: str) -> str:
-    """What the command of ``kind`` prints."""
+def run_command(kind: str, file: str, content: str) -> tuple[str, str]:
+    """What the command of ``kind`` prints, and the number in it."""
     lines = content.splitlines()
     match kind:
-        case "first":
-            return lines[0]
-        case "last":
-            return lines[-1]
-        case "count":
-            return f"{len(lines)} {file}"
-        case "key":
-            return "\n".join(line for line in lines if word in line)
+        case "lines":
+            return f"{len(lines)} {file}", str(len(lines))
+        case "words":
+            return f"{len(content.split())} {file}", str(len(content.split()))
         case _:
-            return content.strip()
-
-
-def _file_of(row: dict[str, Any]) -> tuple[str, str]:
-    ((file, content),) = row["files"].items()
-    return file, content
-
-
-def _word_of(row: dict[str, Any]) -> str:
-    """The word of a ``key`` row: that beside the answer."""
-    _, content = _file_of(row)
-    return next(word for word, number in map(str.split, content.splitlines()) if number == row["answer"])
+            line = lines[0] if kind == "first" else lines[-1]
+            return line, line.split()[-1]

@@ -105,6 +105,6 @@ def _corpus() -> Iterator[str]:
         for name in (*WORDS[split], *FILES[split]):
             yield f"{name} {name}.txt"
         for questions in QUESTIONS[split].values():
-            yield from (question.format(file="notes.txt", word="kiwi") for question in questions)
+            yield from (question.format(file="notes.txt") for question in questions)
     for message in FileQuest(TaskConfig()).worked_examples():
         yield f"{message.role}\n{message.content}"

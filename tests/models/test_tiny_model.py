@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from prorl_hpc.agents.chat_format import ChatFormat
-from prorl_hpc.trainer.model_demonstrations import COMMANDS, Demonstrations, run_command
+from prorl_hpc.tasks.file_quest_words import COMMANDS
+from prorl_hpc.trainer.model_demonstrations import Demonstrations, run_command
 from prorl_hpc.trainer.model_recipes import prepare
 from prorl_hpc.trainer.model_tiny import random_model, save_tokenizer
 
@@ -79,9 +80,11 @@ def test_demonstrations_repeat_by_seed_and_share_the_prefix(chat: ChatFormat) ->
 def test_simulated_commands_print_what_the_shell_prints(kind: str, tmp_path: Path) -> None:
     content = "kiwi 1234\npear 5678\nfig 9012\n"
     (tmp_path / "a.txt").write_text(content)
-    command = COMMANDS[kind].format(file="a.txt", word="pear").split()
+    command = COMMANDS[kind].format(file="a.txt").split()
     printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert run_command(kind, "a.txt", content, "pear") == printed.strip()
+    output, answer = run_command(kind, "a.txt", content)
+    assert output == printed.strip()
+    assert answer in output.split()
 
 
 def test_running_the_prefix_once_changes_nothing(chat: ChatFormat, model: Any) -> None:

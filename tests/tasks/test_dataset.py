@@ -14,7 +14,7 @@ from prorl_hpc.tasks.dataset import load_rows
 
 
 def row(name: str, **changes: Any) -> dict[str, Any]:
-    return {"id": name, "kind": "cat", "question": f"{name}?", "files": {"a.txt": name}, "answer": "1", **changes}
+    return {"id": name, "kind": "first", "question": f"{name}?", "files": {"a.txt": name}, "answer": "1", **changes}
 
 
 def write(path: Path, rows: list[Any]) -> Path:

@@ -30,14 +30,14 @@ def solve(row: dict[str, Any]) -> str:
     [content] = row["files"].values()
     lines = [line.split() for line in content.splitlines()]
     match row["kind"]:
-        case "cat" | "first":
-            return str(lines[0][1])
+        case "first":
+            return str(lines[0][-1])
         case "last":
-            return str(lines[-1][1])
-        case "count":
+            return str(lines[-1][-1])
+        case "lines":
             return str(len(lines))
         case _:
-            return next(number for word, number in lines if f" {word} " in f" {row['question']} ".replace("?", " "))
+            return str(sum(map(len, lines)))
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
@@ -47,7 +47,7 @@ def test_every_answer_is_what_the_file_says_and_in_no_prompt(split: Any) -> None
     for row in rows:
         assert row["answer"] == solve(row)
         assert row["answer"] not in row["question"]
-    answers = [row["answer"] for row in rows if row["kind"] != "count"]
+    answers = [row["answer"] for row in rows if row["kind"] in ("first", "last")]
     assert len(set(answers)) > 0.9 * len(answers)
 
 
@@ -61,8 +61,8 @@ def test_the_splits_share_no_words_files_or_wordings() -> None:
 
 
 def test_only_the_asked_kinds_are_generated() -> None:
-    task = dataclasses.replace(TASK, options={"kinds": ["key", "last"]})
-    assert {row["kind"] for row in load_rows(task, "train")} == {"key", "last"}
+    task = dataclasses.replace(TASK, options={"kinds": ["words", "last"]})
+    assert {row["kind"] for row in load_rows(task, "train")} == {"words", "last"}
 
 
 ROW = {
@@ -103,4 +103,4 @@ async def test_only_the_exact_answer_is_rewarded(chat: ChatFormat, turns: Any, r
 def test_the_prompt_shows_each_kind_once() -> None:
     examples = FileQuest(TaskConfig()).worked_examples()
     assert len(examples) == 1 + 4 * len(KINDS)
-    assert examples[3].content == "output: dog 5132"
+    assert examples[3].content == "output: red 2847"

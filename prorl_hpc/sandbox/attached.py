@@ -1,37 +1,30 @@
-"""Sandboxes that are one directly attached child process each, running the tool server.
+"""A sandbox that is one directly attached child process, running the tool server.
 
 The child's stdin is the leash: it gets the settings as its first line, and its end when this process ends, even
-by SIGKILL. What makes the child a sandbox (a container, or nothing) is the subclass's business.
+by SIGKILL.
 """
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import base64
 import contextlib
 import json
 import logging
 import os
-import re
 import signal
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox import tool_server
-from prorl_hpc.sandbox.directories import Box, Holding, kill_marked, remove_tree, sweep
-from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, ToolResult
+from prorl_hpc.sandbox.directories import Box, kill_marked, remove_tree
+from prorl_hpc.sandbox.protocol import ToolResult
 from prorl_hpc.sandbox.tool_client import ToolClient
 
 log = logging.getLogger(__name__)
 
-TOOL_SERVER = Path(tool_server.__file__)
-SHELL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CHUNK_BYTES = 512 << 10
 FILE_TIMEOUT_S = 60.0
 END_S, TERM_S, KILL_S = 3.0, 3.0, 3.0
@@ -51,15 +44,6 @@ class ServerSettings:
     limits: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How to start one sandbox's process."""
-
-    argv: list[str]
-    env: dict[str, str]
-    settings: ServerSettings
-
-
 class AttachedSandbox:
     """One sandbox: its child process, its connection, its directory."""
 
@@ -75,6 +59,10 @@ class AttachedSandbox:
     @property
     def sandbox_id(self) -> str:
         return self._id
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
 
     async def attach(self, settings: ServerSettings, timeout_s: float) -> None:
         """Hand over the settings, connect, and see that the shell answers. SandboxError with the reason if not."""
@@ -193,126 +181,3 @@ def _runs(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-class AttachedRuntime(abc.ABC):
-    """What all runtimes with attached children share: limits on starting, retries, sweeping, closing."""
-
-    def __init__(self, config: SandboxConfig, runtime_dir: Path) -> None:
-        self._config = config
-        self._runtime_dir = runtime_dir
-        self._holding: Holding | None = None
-        self._starting = asyncio.Semaphore(config.start_limit)
-        self._sandboxes: dict[str, AttachedSandbox] = {}
-        self._closed = False
-
-    @property
-    @abc.abstractmethod
-    def description(self) -> str: ...
-
-    @abc.abstractmethod
-    async def _prepare(self, holding: Path) -> None:
-        """Find what is needed, make the default image below ``holding``. SandboxError says what is missing."""
-
-    @abc.abstractmethod
-    def _launch(self, spec: SandboxSpec, box: Box) -> Launch: ...
-
-    def _explain(self, reason: str) -> str:
-        """A failed start's reason, with what to do about it where that is known."""
-        return reason
-
-    async def prepare(self) -> None:
-        if self._holding is not None:
-            return
-        for path in await asyncio.to_thread(sweep, self._runtime_dir):
-            log.info("removed %s, which a dead run left", path)
-        self._holding = Holding(self._runtime_dir)
-        try:
-            await self._prepare(self._holding.path)
-            trial = await self._start_once(SandboxSpec("trial"))
-            await trial.stop()
-        except BaseException:
-            self._holding.release()
-            self._holding = None
-            raise
-
-    async def start(self, spec: SandboxSpec) -> Sandbox:
-        check_spec(spec)
-        if self._holding is None:
-            raise SandboxError("the sandbox runtime was not prepared" if not self._closed else "the runtime is closed")
-        reason = ""
-        attempts = self._config.start_retries + 1
-        for attempt in range(attempts):
-            try:
-                async with self._starting:
-                    sandbox = await self._start_once(spec)
-            except SandboxError as error:
-                reason = str(error)
-                log.warning("sandbox %s, start %d of %d: %s", spec.sandbox_id, attempt + 1, attempts, reason)
-                await asyncio.sleep(0.2 * 2**attempt)
-                continue
-            self._sandboxes = {name: s for name, s in self._sandboxes.items() if not s._stopped}
-            self._sandboxes[spec.sandbox_id] = sandbox
-            return sandbox
-        raise SandboxError(f"sandbox {spec.sandbox_id} did not start in {attempts} attempts; the last: {reason}")
-
-    async def _start_once(self, spec: SandboxSpec) -> AttachedSandbox:
-        if self._holding is None:
-            raise SandboxError("the runtime is closed")
-        box = self._holding.make_box(spec.sandbox_id)
-        try:
-            launch = self._launch(spec, box)
-            process = await self._spawn(launch, box)
-        except BaseException:
-            remove_tree(box.path)
-            raise
-        sandbox = AttachedSandbox(spec.sandbox_id, box, process)
-        try:
-            await sandbox.attach(launch.settings, self._config.start_timeout_s)
-        except SandboxError as error:
-            await sandbox.stop()
-            raise SandboxError(self._explain(str(error))) from error
-        except BaseException:
-            await asyncio.shield(sandbox.stop())
-            raise
-        return sandbox
-
-    async def _spawn(self, launch: Launch, box: Box) -> asyncio.subprocess.Process:
-        with box.log.open("wb") as stderr:
-            return await asyncio.create_subprocess_exec(
-                *launch.argv,
-                env=launch.env,
-                cwd=box.path,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
-
-    async def close(self) -> None:
-        self._closed = True
-        holding, self._holding = self._holding, None
-        if holding is None:
-            return
-        results = await asyncio.gather(*(s.stop() for s in self._sandboxes.values()), return_exceptions=True)
-        failures = [str(result) for result in results if isinstance(result, BaseException)]
-        if failures:
-            raise SandboxError(f"{len(failures)} sandboxes did not stop: {'; '.join(failures[:3])}")
-        self._sandboxes.clear()
-        holding.release()
-
-    def _limits(self) -> dict[str, int]:
-        return {"max_file_mib": self._config.max_file_mib, "max_memory_mib": self._config.max_memory_mib}
-
-
-def check_spec(spec: SandboxSpec) -> None:
-    """Raises SandboxError for what no runtime can start."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", spec.sandbox_id):
-        raise SandboxError(
-            f"sandbox id {spec.sandbox_id!r} is not file-name safe: letters, digits, '.', '_', '-', at most 128"
-        )
-    if spec.network not in ("none", "host"):
-        raise SandboxError(f"sandbox network {spec.network!r} is unknown; allowed: none, host")
-    for name, value in spec.env.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
-            raise SandboxError(f"sandbox environment variable {name!r} has a name or value that no process can take")

@@ -64,7 +64,9 @@ class Box:
         return self.path / "log"
 
     def last_words(self) -> str:
-        """The end of the log."""
+        """The end of the log; nothing when the Box was removed already."""
+        if not self.log.exists():
+            return ""
         with self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
             return file.read().decode(errors="replace").strip()

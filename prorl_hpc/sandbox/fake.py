@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox.attached import check_spec
+from prorl_hpc.sandbox.attached_runtime import check_spec
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, ToolResult
 
 WORKSPACE = "/workspace"

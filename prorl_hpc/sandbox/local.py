@@ -11,7 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from prorl_hpc.sandbox.attached import SHELL_PATH, TOOL_SERVER, AttachedRuntime, Launch, ServerSettings
+from prorl_hpc.sandbox.attached import ServerSettings
+from prorl_hpc.sandbox.attached_runtime import SHELL_PATH, TOOL_SERVER, AttachedRuntime, Launch
 from prorl_hpc.sandbox.directories import MARKER, Box
 from prorl_hpc.sandbox.protocol import SandboxSpec
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sandbox_runtimes import KINDS, prepared
 
-from prorl_hpc.sandbox.attached import AttachedRuntime
+from prorl_hpc.sandbox.attached_runtime import AttachedRuntime
 
 
 @pytest.fixture

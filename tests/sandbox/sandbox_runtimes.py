@@ -9,7 +9,7 @@ import pytest
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.apptainer import ApptainerRuntime
-from prorl_hpc.sandbox.attached import AttachedRuntime
+from prorl_hpc.sandbox.attached_runtime import AttachedRuntime
 from prorl_hpc.sandbox.local import LocalRuntime
 
 KINDS = [pytest.param("local"), pytest.param("apptainer", marks=pytest.mark.apptainer)]

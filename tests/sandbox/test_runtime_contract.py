@@ -16,7 +16,7 @@ from sandbox_runtimes import KINDS, prepared
 
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox.attached import AttachedRuntime
+from prorl_hpc.sandbox.attached_runtime import AttachedRuntime
 from prorl_hpc.sandbox.directories import marked_processes, sweep
 from prorl_hpc.sandbox.fake import FakeRuntime
 from prorl_hpc.sandbox.protocol import Runtime, Sandbox, SandboxSpec, ToolResult

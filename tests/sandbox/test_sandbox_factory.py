@@ -149,3 +149,22 @@ async def test_the_fake_can_fail_and_be_asked() -> None:
     await sandbox.upload("x", b"")
     assert (await sandbox.call("bash", {"command": "ls"}, 1)).output == "ls: 1"
     assert runtime.started[0].calls == [("bash", {"command": "ls"})]
+
+
+async def test_a_start_that_a_close_overtakes_leaves_nothing(runtime_dir: Path) -> None:
+    runtime = await make_runtime(SandboxConfig(kind="local", start_retries=0), runtime_dir, "run")
+    starting = asyncio.create_task(runtime.start(SandboxSpec("late")))
+    await asyncio.sleep(0.01)
+    await runtime.close()
+    (result,) = await asyncio.gather(starting, return_exceptions=True)
+    assert isinstance(result, SandboxError)
+
+
+async def test_a_binary_that_is_gone_is_told(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = await make_runtime(SandboxConfig(kind="local", start_retries=0), runtime_dir, "run")
+    monkeypatch.setattr("prorl_hpc.sandbox.local.sys.executable", str(tmp_path / "gone"))
+    with pytest.raises(SandboxError, match="gone cannot be started"):
+        await runtime.start(SandboxSpec("a"))
+    await runtime.close()

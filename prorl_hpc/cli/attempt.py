@@ -42,7 +42,7 @@ def follow_to_the_end(run: RunDirectory, config: ProrlConfig, job: Job) -> bool:
             job.wait(config.run.stop_timeout_s + 30.0)
             return False
         except KeyboardInterrupt as signalled:
-            reason = f"{signalled or 'Ctrl-C'} in launch"
+            reason = f"{str(signalled) or 'Ctrl-C'} in launch"
     _ignore_signals()
     stop(run, job, reason, STOP_LIMIT_S)
     return True
@@ -115,12 +115,13 @@ def _reward(record: dict[str, object]) -> str:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM and a closed terminal stop the run as Ctrl-C does."""
+    """SIGTERM and a closed terminal stop the run as Ctrl-C does, unless they are ignored (nohup)."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:

@@ -11,8 +11,10 @@ import logging
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -75,6 +77,7 @@ class NodeSupervisor:
         self._node = node_name()
         self._children: list[Child] = []
         self._signalled = ""
+        self._loader: threading.Thread | None = None
         self._log_file = run.logs / f"node-{rank}.log"
 
     def run(self) -> None:
@@ -135,10 +138,18 @@ class NodeSupervisor:
                 return ending
             if dead := self._unexpected_death():
                 return self._failed(self._death(dead))
-            if not self._all_ready() and time.monotonic() > deadline:
+            if self._all_ready():
+                self._load_report_writer()
+            elif time.monotonic() > deadline:
                 return self._failed(self._not_ready())
             select.select([self._wake], [], [], POLL_S)
             self._drain_wakeups()
+
+    def _load_report_writer(self) -> None:
+        """Drawing needs seconds of imports: have them behind us before somebody waits for the end."""
+        if self._rank == 0 and self._loader is None:
+            self._loader = threading.Thread(target=import_module, args=("prorl_hpc.observe.report",), daemon=True)
+            self._loader.start()
 
     def _drain_wakeups(self) -> None:
         try:

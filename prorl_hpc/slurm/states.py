@@ -56,7 +56,7 @@ def worst(states: list[str]) -> str:
 def _ask(command: list[str]) -> dict[str, list[str]]:
     """Components' states by job id; empty if Slurm does not answer (the caller bounds how long that may last)."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return {}
     found: dict[str, list[str]] = {}

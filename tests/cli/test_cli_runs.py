@@ -152,7 +152,7 @@ def test_launch_on_slurm_shows_the_run_and_ctrl_c_ends_the_job(
     run = only_run(elsewhere)
     job = Job.open(run)
     assert job is not None
-    assert job.state() == "COMPLETED"
+    assert not job.alive()
     assert processes_of(run) == []
 
 

@@ -120,6 +120,6 @@ def test_a_job_that_slurm_does_not_know_is_told_after_a_while(tmp_path: Path, mo
     job.cancel()
     assert job.wait(30)
     monkeypatch.setattr(states, "UNKNOWN_LIMIT_S", -1.0)
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "no-such.conf"))
+    monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RunError, match="neither squeue nor sacct"):
         job.state(now=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fakes.runs import fake_config, fake_plan, fake_run, processes_of
 
@@ -120,3 +123,14 @@ def test_a_setup_line_that_fails_ends_the_run(tmp_path: Path) -> None:
     failure = read_failure(run)
     assert failure is not None
     assert "a line of cluster.setup failed with code 127" in failure.what
+
+
+def test_the_processes_die_with_their_supervisor(tmp_path: Path) -> None:
+    run, job = started(fake_config(tmp_path), {"worker-0": {"deaf": True}})
+    while not run.process_state("trainer-0").exists():
+        assert job.alive()
+    child = json.loads(run.process_state("trainer-0").read_text())["pid"]
+    os.kill(psutil.Process(child).ppid(), signal.SIGKILL)
+    assert job.wait(15)
+    assert processes_of(run) == []
+    assert read_failure(run) is None  # nobody was left to write it: launch says that the job ended without a word

@@ -14,8 +14,11 @@ import subprocess
 import sys
 import time
 
+import msgspec
+
 from prorl_hpc.messages.status import Phase
 from prorl_hpc.observe.process import Process, process_arguments
+from prorl_hpc.slurm.plan import Plan
 
 
 def main() -> None:
@@ -36,6 +39,10 @@ def main() -> None:
     time.sleep(acts.get("ready_after", 0.0))
     if not acts.get("never_ready"):
         process.ready({"zmq_ipc": f"ipc://{process.runtime_dir}/x"})
+    if acts.get("finish"):  # as the real trainer, which needs all the others
+        everyone = [p.name for p in msgspec.json.decode(process.run.plan_file.read_bytes(), type=Plan).processes]
+        while not stopped and not all(process.run.process_state(name).exists() for name in everyone):
+            time.sleep(0.05)
     begun = time.monotonic()
     while not stopped:
         if "exit_after" in acts and time.monotonic() - begun > acts["exit_after"]:

@@ -102,10 +102,10 @@ class DataConfig:
 class TaskConfig:
     """Group ``task``: what the agent is asked to do, and on which prompts."""
 
-    name: str = "file_quest"
+    name: str = "file_trail"
     train: DataConfig = field(default_factory=DataConfig)
     heldout: DataConfig = field(default_factory=lambda: DataConfig(size=64, seed=1))
-    max_turns: int = 3
+    max_turns: int = 4
     """Assistant turns per rollout."""
     max_turn_tokens: int = 48
     """Tokens per assistant turn; longer turns are cut and count as truncated."""

@@ -1,4 +1,4 @@
-"""The default task: four kinds of question about a small text file that only the tool can read.
+"""A task for small models: four kinds of question about a small text file that only the tool can read.
 
 The answer is a number that is in no prompt and in no model's memory, since the file is drawn at random for
 its row. The reward is 1 for exactly the right answer and 0 otherwise: there is nothing to be had for the
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from prorl_hpc.agents.tool_formats import TextFormat
 from prorl_hpc.agents.tool_loop import LoopOutcome, ToolLoop
@@ -35,12 +35,14 @@ class FileQuest:
     Options: ``kinds`` (which kinds of question are generated), ``call_timeout_s``.
     """
 
+    kinds: ClassVar[Sequence[str]] = KINDS
+
     def __init__(self, task: TaskConfig) -> None:
         check_options(task, ("kinds", "call_timeout_s"))
-        self._kinds = [str(kind) for kind in task.options.get("kinds") or KINDS]
+        self._kinds = [str(kind) for kind in task.options.get("kinds") or self.kinds]
         for kind in self._kinds:
-            if kind not in KINDS:
-                raise ConfigError(f"task.options.kinds has {kind!r}; allowed: {', '.join(KINDS)}")
+            if kind not in self.kinds:
+                raise ConfigError(f"task.options.kinds has {kind!r}; allowed: {', '.join(self.kinds)}")
         self._format = TextFormat(
             _CALL,
             _ANSWER,
@@ -60,9 +62,13 @@ class FileQuest:
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
         source = random.Random(f"{split}:{seed}")
         return [
-            {"id": f"{split}-{seed}-{number}", **draw_row(source, split, self._kinds[number % len(self._kinds)])}
+            {"id": f"{split}-{seed}-{number}", **self.draw(source, split, self._kinds[number % len(self._kinds)])}
             for number in range(size)
         ]
+
+    def draw(self, source: random.Random, split: str, kind: str) -> dict[str, Any]:
+        """One row of ``kind`` without its id."""
+        return draw_row(source, split, kind)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         for field in ("kind", "question", "answer"):

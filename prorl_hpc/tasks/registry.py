@@ -17,6 +17,7 @@ from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.tasks.protocol import AgentHandler
 
 BUILT_IN: dict[str, str] = {
+    "file_trail": "prorl_hpc.tasks.file_trail:FileTrail",
     "file_quest": "prorl_hpc.tasks.file_quest:FileQuest",
     "reasoning_gym": "prorl_hpc.tasks.reasoning_gym:ReasoningGym",
 }

@@ -17,7 +17,9 @@ from prorl_hpc.tasks.file_quest import FileQuest
 from prorl_hpc.tasks.file_quest_words import EXAMPLES, FILES, KINDS, QUESTIONS, WORDS
 from prorl_hpc.tasks.testing import ScriptedLLM, play, write_chat_model
 
-TASK = dataclasses.replace(compose([]).task, train=DataConfig(size=200), heldout=DataConfig(size=100, seed=1))
+TASK = dataclasses.replace(
+    compose(["task=file_quest"]).task, train=DataConfig(size=200), heldout=DataConfig(size=100, seed=1)
+)
 
 
 @pytest.fixture(scope="module")

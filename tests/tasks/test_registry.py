@@ -49,7 +49,7 @@ def test_built_in_tasks_load() -> None:
 def test_an_unknown_name_is_answered_with_near_ones() -> None:
     with pytest.raises(ConfigError, match=r"task\.name=file_qest is not a known task: did you mean file_quest\?"):
         get_handler("file_qest", TaskConfig())
-    with pytest.raises(ConfigError, match=r"Known: file_quest, reasoning_gym; your own: my_package"):
+    with pytest.raises(ConfigError, match=r"Known: file_quest, file_trail, reasoning_gym; your own: my_package"):
         get_handler("zzz", TaskConfig())
 
 
@@ -75,6 +75,6 @@ def test_import_paths_that_do_not_fit_are_explained(own_module: str, name: str, 
 
 def test_options_that_the_task_does_not_know_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"task\.options\.kind is not an option of file_quest: did you mean kinds"):
-        get_handler("file_quest", TaskConfig(options={"kind": ["first"]}))
+        get_handler("file_quest", TaskConfig("file_quest", options={"kind": ["first"]}))
     with pytest.raises(ConfigError, match="'nope'; allowed: first, lines, last, words"):
         get_handler("file_quest", TaskConfig(options={"kinds": ["nope"]}))

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from prorl_hpc.config.model_directory import check_model_dir
 from prorl_hpc.messages.errors import ConfigError, ProrlError
@@ -130,5 +131,13 @@ def _host(process: Process) -> str:
     return "127.0.0.1" if single else node_address(process.config.cluster.interface)
 
 
+def end(code: int) -> NoReturn:
+    """Leave without the interpreter's teardown, which for torch and gigabytes of tensors takes longer than a stop may."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -33,7 +33,9 @@ def tiny_model() -> Path:
 
 def launch(root: Path, *overrides: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "prorl_hpc", "launch", *QUICK, f"run.root={root}", *overrides]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 400) -> tuple[int, str]:

@@ -131,9 +131,7 @@ class FakeRollouts:
             outcome = GroupOutcome.UNIFORM
         return GroupResult(group_id, index, outcome, rollouts)
 
-    def _sample(
-        self, spec: BatchSpec, prompt: list[int], draw: torch.Generator
-    ) -> list[tuple[list[int], list[float]]]:
+    def _sample(self, spec: BatchSpec, prompt: list[int], draw: torch.Generator) -> list[tuple[list[int], list[float]]]:
         """Tokens and logprobs of each sample of a group."""
         ids = torch.tensor([prompt] * spec.group_size)
         logprobs = []

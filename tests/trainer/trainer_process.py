@@ -47,17 +47,18 @@ def rows(task, split):
     return [{"id": f"{split}-{i}", "number": i} for i in range(16)]
 
 
-def main() -> int:
+def main() -> None:
     Client.mode = sys.argv.pop(1)
     prorl_hpc.service.client.RolloutClient = Client
     prorl_hpc.tasks.dataset.load_rows = rows
     run = RunDirectory(sys.argv[sys.argv.index("--run-dir") + 1])
     state = ProcessState("coordinator", "coordinator", "here", 1, Phase.READY)
     write_json(run.process_state("coordinator"), state)
+    from prorl_hpc.trainer.__main__ import end
     from prorl_hpc.trainer.__main__ import main as trainer
 
-    return trainer()
+    end(trainer())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

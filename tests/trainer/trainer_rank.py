@@ -1,6 +1,6 @@
 """One of several ranks, run as a process by test_trainer_gradients: one step, then its gradients into a file.
 
-    python trainer_rank.py MODEL STATE_DIRECTORY RANK WORLD STAGE OUTPUT
+python trainer_rank.py MODEL STATE_DIRECTORY RANK WORLD STAGE OUTPUT
 """
 
 from __future__ import annotations

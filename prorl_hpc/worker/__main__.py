@@ -46,7 +46,8 @@ async def serve(process: Process) -> None:
 
 async def _work(process: Process, runtime: Runtime, policy: Policy, stop: asyncio.Event) -> None:
     keys = RunKeys.load(process.run.keys)
-    llms = LLMClient(process.node, keys, process.name)
+    clocks = process.config.rollout
+    llms = LLMClient(process.node, keys, process.name, ping_s=clocks.heartbeat_s, lost_after_s=clocks.lost_after_s)
     try:
         worker = Worker(
             process.name, process.node, process.config, keys, runtime, llms, policy, lambda: find_coordinator(process)

@@ -79,6 +79,8 @@ def save(engine: Engine, checkpoints: Path, model_directory: Path, position: Pos
             shutil.rmtree(leftover)
         (aside / STATE_DIRECTORY).mkdir(mode=0o700, parents=True)
     dist.barrier(group=engine.commands)
+    # Checksums of a gigabyte would take most of the seconds that a stop has; a torn file is never renamed into place.
+    torch.serialization.set_crc32_options(False)
     torch.save(
         {"optimizer": engine.optimizer_state(), "torch_rng": torch.get_rng_state()},
         aside / STATE_DIRECTORY / f"rank-{engine.rank:05d}.pt",

@@ -96,8 +96,10 @@ async def test_a_whole_run(tmp_path, tiny_model, monkeypatch, commands):
         assert record["logprob_gap_max"] < 1e-4 and record["probe_gap"] < 1e-4
         assert record["clip_fraction"] == 0.0 and record["staleness"] == 0.0
         assert record["weight_version"] == record["step"] + 1
-        assert record["groups_accepted"] == 2 and record["rollouts"] == 8
-        assert record["tokens_generated"] == 48 and record["tokens_trained"] == 48
+        # By chance all samples of a group may earn the same; such a group is counted and not trained on.
+        assert record["groups_accepted"] >= 1 and record["groups_accepted"] + record["groups_uniform"] == 2
+        assert record["rollouts"] == 8 and record["tokens_generated"] == 48
+        assert record["tokens_trained"] == 24 * record["groups_accepted"]
         assert record["seconds"].keys() >= {"rollouts", "training", "publishing", "total"}
         assert record["grad_norm"] > 0 and record["entropy"] > 0 and record["learning_rate"] == 1e-3
     assert "saving" in steps[1]["seconds"] and "saving" not in steps[0]["seconds"]

@@ -18,7 +18,7 @@ from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.inference.factory import KINDS, resolve_engine
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.slurm.script import check_extra
-from prorl_hpc.tasks.dataset import load_rows
+from prorl_hpc.tasks.dataset import Split, load_rows
 from prorl_hpc.trainer.model_recipes import RECIPES, is_prepared
 
 _TRAINER_PACKAGES = ("torch", "deepspeed", "transformers", "safetensors", "tensorboard")
@@ -126,12 +126,15 @@ def _missing(what: str, packages: tuple[str, ...], extra: str) -> Iterator[str]:
 
 
 def _dataset(config: ProrlConfig) -> Iterator[str]:
-    try:
-        load_rows(config.task, "train")
-        if config.trainer.enabled:
-            load_rows(config.task, "heldout")
-    except ConfigError as error:
-        yield str(error)
+    splits: list[Split] = ["train", "heldout"] if config.trainer.enabled else ["train"]
+    told = set()
+    for split in splits:
+        try:
+            load_rows(config.task, split)
+        except ConfigError as error:
+            if str(error) not in told:
+                yield str(error)
+            told.add(str(error))
 
 
 def _slurm(config: ProrlConfig) -> Iterator[str]:

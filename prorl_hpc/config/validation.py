@@ -98,6 +98,11 @@ def _trainer(config: ProrlConfig) -> Iterator[str]:
         )
     if len(trainer.adam_betas) != 2 or not all(0 <= beta < 1 for beta in trainer.adam_betas):
         yield f"trainer.adam_betas={trainer.adam_betas}: must be two numbers, each at least 0 and less than 1"
+    if trainer.top_p != 1.0:
+        yield (
+            f"trainer.top_p={trainer.top_p}: must be 1, since the policy gradient does not train the truncated "
+            "distribution that a smaller one samples from"
+        )
     cache, longest = trainer.soft_overlong_cache_tokens, trainer.max_response_tokens
     if cache and longest <= cache:
         yield (

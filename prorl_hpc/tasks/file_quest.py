@@ -51,10 +51,13 @@ class FileQuest:
             limit_chars=task.observation_limit_chars,
             mark_cut=False,
         )
+        call_timeout_s = task.options.get("call_timeout_s", _DEFAULT_CALL_TIMEOUT_S)
+        if not isinstance(call_timeout_s, int | float) or not 0 < call_timeout_s < float("inf"):
+            raise ConfigError(f"task.options.call_timeout_s={call_timeout_s!r}: must be a number greater than 0")
         self._loop = ToolLoop(
             self._format,
             task.max_turns,
-            call_timeout_s=float(task.options.get("call_timeout_s", _DEFAULT_CALL_TIMEOUT_S)),
+            call_timeout_s=call_timeout_s,
             # A turn in no known form ends the rollout: its tokens would only teach more of the kind.
             stop_at_malformed=True,
         )

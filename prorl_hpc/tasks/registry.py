@@ -42,12 +42,18 @@ def get_handler(name: str, task: TaskConfig) -> AgentHandler:
 
 def _import_class(path: str) -> Callable[[TaskConfig], Any]:
     module_name, _, class_name = path.partition(":")
+    if not module_name or not class_name:
+        raise ConfigError(f"task.name={path}: expected module:Class, like my_package.my_module:MyHandler")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
             f"task.name={path}: the module {module_name} does not import ({error}). Install it in this environment "
             "or put its directory on PYTHONPATH, on every node"
+        ) from error
+    except (Exception, SystemExit) as error:  # the user's module: whatever it raises, its name and place are wanted
+        raise ConfigError(
+            f"task.name={path}: the module {module_name} breaks while it is imported: {type(error).__name__}: {error}"
         ) from error
     handler = getattr(module, class_name, None)
     if not isinstance(handler, type):
@@ -65,9 +71,12 @@ def _import_class(path: str) -> Callable[[TaskConfig], Any]:
 def _construct(handler: Callable[[TaskConfig], Any], task: TaskConfig) -> AgentHandler:
     try:
         return cast(AgentHandler, handler(task))
-    except TypeError as error:
+    except ConfigError:
+        raise
+    except Exception as error:
         raise ConfigError(
-            f"task.name={task.name}: {handler} could not be made from the task's configuration: {error}"
+            f"task.name={task.name}: {handler} could not be made from the task's configuration: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from prorl_hpc.agents.chat_format import ChatFormat
+from prorl_hpc.config.model_directory import check_model_dir
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.inference.factory import KINDS, resolve_engine
@@ -98,7 +99,14 @@ def _memory(config: ProrlConfig) -> Iterator[str]:
 def _model(config: ProrlConfig) -> Iterator[str]:
     model = config.model
     if model.path:
-        yield from check_model(Path(model.path).absolute())
+        path = Path(model.path).absolute()
+        found = list(check_model(path))
+        yield from found
+        if not found:
+            try:
+                check_model_dir(path)
+            except ValueError as error:
+                yield str(error)
     elif model.prepare and model.prepare not in RECIPES:
         yield f"model.prepare={model.prepare} is no recipe; recipes: {', '.join(sorted(RECIPES))}"
     elif model.prepare and not is_prepared(model.prepare):

@@ -33,12 +33,17 @@ def check_model_dir(path: Path | str) -> None:
         )
     if not (directory / "config.json").is_file():
         raise ValueError(f"{directory} has no config.json: it is not a Hugging Face model directory")
-    _check_json(directory / "config.json")
+    if not isinstance(_check_json(directory / "config.json").get("model_type"), str):
+        raise ValueError(
+            f"{directory}/config.json has no model_type: it is not the configuration of a Hugging Face model"
+        )
     if not any(directory.glob("*.safetensors")):
         other = sorted(p.name for kind in ("*.bin", "*.gguf", "*.pt", "*.pth") for p in directory.glob(kind))
         found = f"it has {', '.join(other[:3])}, which must be converted" if other else "the download may be incomplete"
         raise ValueError(f"{directory} has no weights (*.safetensors): {found}")
     _check_shards(directory)
+    for weights in directory.glob("*.safetensors"):
+        _check_whole(weights)
     if not (directory / "tokenizer.json").is_file():
         raise ValueError(
             f"{directory} has no tokenizer.json: save the tokenizer there with transformers, "
@@ -70,6 +75,22 @@ def _check_shards(directory: Path) -> None:
             raise ValueError(
                 f"{directory} lacks {len(missing)} of {len(named)} weight files that {index.name} names: {missing[0]}"
             )
+
+
+def _check_whole(weights: Path) -> None:
+    """A safetensors file is an 8-byte length, a JSON header of that length, and the tensors that it places."""
+    size = weights.stat().st_size
+    try:
+        with weights.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if 0 < length < size else {}
+        end = max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{weights} is not a safetensors file, or was cut short ({size} bytes): copy it again"
+        ) from error
+    if size != 8 + length + end:
+        raise ValueError(f"{weights} has {size} bytes, its header speaks of {8 + length + end}: copy it again")
 
 
 def _has_chat_template(directory: Path) -> bool:

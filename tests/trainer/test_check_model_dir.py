@@ -4,14 +4,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from prorl_hpc.config.model_directory import check_model_dir
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    save_file({"a": torch.zeros(3)}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     return tmp_path
@@ -63,3 +65,18 @@ def test_broken_json_and_missing_directories(model):
     for path in (model, ""):
         with pytest.raises(ValueError, match=r"model\.path=.* is not a directory"):
             check_model_dir(path)
+
+
+@pytest.mark.parametrize("text", ["{bad", "[]", "{}"])
+def test_a_configuration_that_is_none_is_refused(model, text):
+    (model / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json"):
+        check_model_dir(model)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, -1])
+def test_weights_that_were_cut_short_are_refused(model, keep):
+    whole = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(whole[:keep])
+    with pytest.raises(ValueError, match=r"model\.safetensors .*copy it again"):
+        check_model_dir(model)

@@ -44,10 +44,10 @@ def preflight(config: ProrlConfig) -> list[str]:
 
 def check_model(path: Path) -> list[str]:
     """Whether a model directory has what a run needs: weights, tokenizer and an extendable chat template."""
-    if not (path / "config.json").is_file():
-        return [f"model.path={path} is not a Hugging Face model directory: it has no config.json"]
-    if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
-        return [f"model.path={path} has no weights (*.safetensors)"]
+    try:
+        check_model_dir(path)
+    except ValueError as error:
+        return [str(error)]
     try:
         ChatFormat.open(path)
     except ConfigError as error:
@@ -99,14 +99,7 @@ def _memory(config: ProrlConfig) -> Iterator[str]:
 def _model(config: ProrlConfig) -> Iterator[str]:
     model = config.model
     if model.path:
-        path = Path(model.path).absolute()
-        found = list(check_model(path))
-        yield from found
-        if not found:
-            try:
-                check_model_dir(path)
-            except ValueError as error:
-                yield str(error)
+        yield from check_model(Path(model.path).absolute())
     elif model.prepare and model.prepare not in RECIPES:
         yield f"model.prepare={model.prepare} is no recipe; recipes: {', '.join(sorted(RECIPES))}"
     elif model.prepare and not is_prepared(model.prepare):

@@ -64,7 +64,7 @@ def test_all_errors_come_at_once_and_nothing_is_started(tmp_path: Path) -> None:
     words = ["trainer.steps=0", "task.train.path=bad.jsonl", "run.min_free_disk_gib=1e9", "model=path", "model.path=m"]
     done = prorl("launch", *words, cwd=tmp_path)
     assert done.returncode == 2
-    for part in ("trainer.steps=0", "bad.jsonl:1", "GiB free", "no config.json", "nothing was started"):
+    for part in ("trainer.steps=0", "bad.jsonl:1", "GiB free", "/m is not a directory", "nothing was started"):
         assert part in done.stderr
     assert not list(tmp_path.glob("runs/*"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -236,7 +236,8 @@ class TrainingLoop:
         if not figures["rollouts"]:
             raise RunError(
                 f"the held-out evaluation after step {step} has no finished rollout of {len(self.heldout)} prompts "
-                f"({figures['rollouts_failed']} failed): see rollouts/eval-{step}.parquet and the workers' logs"
+                f"({figures['rollouts_failed']} failed{_commonest_failure(result)}): see rollouts/eval-{step}.parquet and the "
+                "workers' logs"
             )
         self._evaluated[step] = figures["reward"]
         record = {"kind": "eval", "step": step, "time": time.time(), "seconds": self._seconds["evaluating"]} | figures
@@ -295,3 +296,9 @@ class TrainingLoop:
             last_metrics=self._last,
         )
         write_json(self.run_directory.trainer_status_file, status)
+
+
+def _commonest_failure(result: BatchResult) -> str:
+    """What most of the failed rollouts say, or ""."""
+    told = Counter(r.failure.message for group in result.groups for r in group.rollouts if r.failure is not None)
+    return "".join(f", {count} of them: {message[:500]}" for message, count in told.most_common(1))

@@ -79,6 +79,9 @@ class VllmSettings:
         else:
             # the CPU default of 128 tokens a block gives no prefix hits on short prompts
             command += ["--enforce-eager", "--block-size", str(engine.block_size)]
+            # vLLM 0.32 rewinds the generator of a seeded request that it has prefilled in part; torch's CPU generator
+            # cannot be rewound, and the engine dies. So prompts are prefilled whole.
+            command += ["--no-enable-chunked-prefill"]
             command += ["--kv-cache-memory-bytes", str(engine.kv_cache_mib * 1024**2)]
         return command + engine.extra_args
 

@@ -97,6 +97,22 @@ async def test_prompts_of_different_lengths_do_not_disturb_each_other(case: Engi
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
 
 
+async def test_more_long_seeded_prompts_at_once_than_one_prefill_holds(case: EngineCase) -> None:
+    """Their tokens together are several times vLLM's budget for one step."""
+    version = case.engine.weight_version
+    prompts = [[PROMPT[(i * k + 3) % len(PROMPT)] for i in range(CONTEXT - 16)] for k in range(1, 25)]
+    answers = await asyncio.gather(
+        *(
+            case.engine.generate(f"long{k}", prompt, SamplingParams(max_tokens=4, seed=k), 50)
+            for k, prompt in enumerate(prompts)
+        )
+    )
+    for completion in answers:
+        well_formed(completion)
+    expected = case.reference.scores(prompts[0] + answers[0].token_ids, version)[len(prompts[0]) - 1 :]
+    assert answers[0].logprobs == pytest.approx(expected, abs=1e-4)
+
+
 async def test_logprobs_are_those_of_the_distribution_sampled_from(case: EngineCase) -> None:
     if not isinstance(case.reference, ModelReference):
         pytest.skip("a scripted engine samples from no distribution")

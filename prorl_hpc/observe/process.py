@@ -15,14 +15,18 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from prorl_hpc.config.run_directory import RunDirectory, node_name
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.codec import read_json, write_json
+from prorl_hpc.messages.errors import ProrlError
 from prorl_hpc.messages.status import Phase, ProcessState
 
+T = TypeVar("T")
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -94,3 +98,28 @@ def stop_event() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, event.set)
     return event
+
+
+async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+    """What ``work`` returns; None if ``stop`` came first, then ``work`` is cancelled."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        stopped.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+def run_to_end(process: Process, work: Coroutine[Any, Any, None]) -> int:
+    """Run ``work``; the exit code is 0 after a requested stop, 1 after anything else, with the reason in the log."""
+    try:
+        asyncio.run(work)
+    except Exception as error:
+        expected = isinstance(error, ProrlError | TimeoutError)
+        logging.getLogger(f"prorl_hpc.{process.role}").error("%s", error, exc_info=None if expected else error)
+        process.say(Phase.FAILED, str(error))
+        return 1
+    process.ended()
+    return 0

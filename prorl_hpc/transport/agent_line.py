@@ -12,9 +12,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
+from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.control import Welcome
 from prorl_hpc.messages.errors import RunError, TransportError
-from prorl_hpc.transport.channels import DealerLine
+from prorl_hpc.messages.status import ProcessState
+from prorl_hpc.observe.process import Process
+from prorl_hpc.transport.channels import DealerLine, choose_endpoint
 from prorl_hpc.transport.keys import RunKeys
 
 log = logging.getLogger(__name__)
@@ -108,3 +111,11 @@ class AgentLine(Generic[T]):
                 self._inbox.put_nowait(message)
         except TransportError as error:
             self._inbox.put_nowait(error)
+
+
+def find_coordinator(process: Process) -> str:
+    """The ZeroMQ endpoint that the coordinator publishes, the Unix socket if it is on this node."""
+    state = read_json(process.run.process_state("coordinator"), ProcessState)
+    if state is None or "zmq_ipc" not in state.endpoints:
+        raise TransportError(f"the coordinator has published no endpoint in {process.run.process_state('coordinator')}")
+    return choose_endpoint(process.node, state.node, state.endpoints["zmq_ipc"], state.endpoints.get("zmq_tcp", ""))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.inference.client import LLMClient
-from prorl_hpc.messages.codec import read_json
-from prorl_hpc.messages.errors import ConfigError, ProrlError, TransportError
-from prorl_hpc.messages.status import Phase, ProcessState
-from prorl_hpc.observe.process import Process, process_arguments, stop_event
+from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.messages.status import Phase
+from prorl_hpc.observe.process import Process, process_arguments, run_to_end, stop_event, unless_stopped
 from prorl_hpc.sandbox.factory import make_runtime
 from prorl_hpc.sandbox.protocol import Runtime
-from prorl_hpc.transport.channels import choose_endpoint
+from prorl_hpc.transport.agent_line import find_coordinator
 from prorl_hpc.transport.keys import RunKeys
 from prorl_hpc.worker.agent import Worker
 from prorl_hpc.worker.stages import Policy
@@ -31,13 +29,13 @@ async def serve(process: Process) -> None:
     policy = load_policy(process)
     process.say(Phase.STARTING, "checking the sandbox")
     preparing = make_runtime(process.config.sandbox, process.runtime_dir, process.run.run_id)
-    runtime = await _unless_stopped(preparing, stop)
+    runtime = await unless_stopped(preparing, stop)
     if runtime is None:
         return
     try:
         process.say(Phase.STARTING, "waiting for the coordinator")
         coordinator = process.wait_for("coordinator", process.config.run.start_timeout_s)
-        if await _unless_stopped(coordinator, stop) is not None:
+        if await unless_stopped(coordinator, stop) is not None:
             await _work(process, runtime, policy, stop)
     finally:
         process.say(Phase.STOPPING)
@@ -65,39 +63,10 @@ def load_policy(process: Process) -> Policy:
     return Policy(ChatFormat.open(config.model.path), config.model.max_context_tokens, config.task.max_turn_tokens)
 
 
-def find_coordinator(process: Process) -> str:
-    """The ZeroMQ endpoint that the coordinator publishes, the Unix socket if it is on this node."""
-    state = read_json(process.run.process_state("coordinator"), ProcessState)
-    if state is None or "zmq_ipc" not in state.endpoints:
-        raise TransportError(f"the coordinator has published no endpoint in {process.run.process_state('coordinator')}")
-    return choose_endpoint(process.node, state.node, state.endpoints["zmq_ipc"], state.endpoints.get("zmq_tcp", ""))
-
-
-async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
-    """What ``work`` returns; None if ``stop`` came first, then ``work`` is cancelled."""
-    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-        stopped.cancel()
-        await asyncio.gather(task, stopped, return_exceptions=True)
-
-
 def main() -> int:
-    """Exit code 0 after a requested stop, 1 after anything else, with the reason in the log."""
     arguments = process_arguments("worker")
     process = Process.start("worker", arguments.run_dir, arguments.name)
-    try:
-        asyncio.run(serve(process))
-    except Exception as error:
-        expected = isinstance(error, ProrlError | TimeoutError)
-        log.error("%s", error, exc_info=None if expected else error)
-        process.say(Phase.FAILED, str(error))
-        return 1
-    process.ended()
-    return 0
+    return run_to_end(process, serve(process))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -44,7 +45,7 @@ def missing(kind: str) -> str:
     return f"not installed: {', '.join(absent)}" if absent else ""
 
 
-class PrivateSlurm:
+class PrivateSlurm(ABC):
     """One cluster in ``directory``. Constructing it touches nothing."""
 
     kind = "mini"
@@ -70,11 +71,11 @@ class PrivateSlurm:
     def run(self, argv: list[str], timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self.command(argv), capture_output=True, text=True, timeout=timeout_s)
 
-    def start(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> None: ...
 
-    def stop(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def stop(self) -> None: ...
 
     def wait_idle(self, timeout_s: float = 30.0) -> None:
         """Until every node is idle."""

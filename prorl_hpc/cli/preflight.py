@@ -56,13 +56,20 @@ def check_model(path: Path) -> list[str]:
 
 
 def _run_root(config: ProrlConfig) -> Iterator[str]:
+    """Nothing is made here: a dry run leaves no directory behind."""
     root = Path(config.run.root).absolute()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            pass
-    except OSError as error:
-        yield f"run.root={config.run.root}: {root} cannot be written ({error.strerror}): set run.root to another directory"
+    place = next(p for p in (root, *root.parents) if os.path.lexists(p))
+    reason = ""
+    if not place.is_dir():
+        reason = f"{place} is not a directory"
+    else:
+        try:
+            with tempfile.TemporaryFile(dir=place):
+                pass
+        except OSError as error:
+            reason = f"{place}: {error.strerror}"
+    if reason:
+        yield f"run.root={config.run.root} cannot be written ({reason}): set run.root to another directory"
 
 
 def _runtime_root(config: ProrlConfig) -> Iterator[str]:

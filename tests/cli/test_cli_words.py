@@ -136,3 +136,13 @@ def test_verbs(tmp_path: Path) -> None:
     assert environment.returncode == 1
     assert environment.stdout.strip() == str(tmp_path / "home" / "models" / "tiny")
     assert json.dumps(environment.stderr) == '""'
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_run_root_that_cannot_be_is_refused_and_a_dry_run_makes_nothing(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    refused = prorl("launch", "model=tiny", f"run.root={place}", "--dry-run", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "file is not a directory" in refused.stderr
+    prorl("launch", "model=tiny", "run.root=new/runs", "--dry-run", cwd=tmp_path)
+    assert not (tmp_path / "new").exists()

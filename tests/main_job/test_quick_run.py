@@ -128,6 +128,24 @@ def wait_for_step(run_root: Path, step: int, timeout_s: float = 300) -> RunDirec
     raise AssertionError(f"step {step} was not reached in {timeout_s} s")
 
 
+def resume_until(run: RunDirectory, step: int) -> None:
+    """Resume, wait for ``step`` to be done, and stop by Ctrl-C."""
+    command = [sys.executable, "-m", "prorl_hpc", "resume", str(run.path)]
+    resumed = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 200
+    while (
+        step not in {m["step"] for m in metrics(run, "step")} and time.monotonic() < deadline and resumed.poll() is None
+    ):
+        time.sleep(0.2)
+    os.killpg(resumed.pid, signal.SIGINT)
+    code, output = finish(resumed, 60)
+    assert code == 130, output[-4000:]
+    assert step in {m["step"] for m in metrics(run, "step")}
+    assert leftovers(run) == []
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_nothing_else_and_resume_continues(tmp_path: Path) -> None:
     process = launch(tmp_path, "trainer.steps=50")
     run = wait_for_step(tmp_path, 2)
@@ -141,26 +159,15 @@ def test_ctrl_c_leaves_a_checkpoint_and_nothing_else_and_resume_continues(tmp_pa
     assert (run.checkpoints / f"step-{done}" / "config.json").is_file(), sorted(run.checkpoints.iterdir())
     print(f"stopped in {stopped_s:.1f} s after step {done}")
 
-    resumed = subprocess.Popen(
-        [sys.executable, "-m", "prorl_hpc", "resume", str(run.path)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 200
-    while len(metrics(run, "step")) < done + 2 and time.monotonic() < deadline and resumed.poll() is None:
-        time.sleep(0.2)
-    os.killpg(resumed.pid, signal.SIGINT)
-    code, output = finish(resumed, 60)
-    assert code == 130, output[-4000:]
+    resume_until(run, done + 2)
     steps = [m["step"] for m in metrics(run, "step")]
     assert steps == list(range(1, len(steps) + 1)), "resume repeats or skips no step"
-    assert len(steps) >= done + 2
-    assert leftovers(run) == []
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "inference-0", "trainer-0", "coordinator"])
 def test_a_crash_ends_the_run_with_its_name_and_resume_works(tmp_path: Path, victim: str) -> None:
-    process = launch(tmp_path, "trainer.steps=50", "engine=transformers")
-    run = wait_for_step(tmp_path, 1)
+    process = launch(tmp_path, "trainer.steps=50", "trainer.checkpoint_every=1", "engine=transformers")
+    run = wait_for_step(tmp_path, 2)
     pid = json.loads(run.process_state(victim).read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
     code, output = finish(process, 90)
@@ -171,6 +178,9 @@ def test_a_crash_ends_the_run_with_its_name_and_resume_works(tmp_path: Path, vic
     status = read_json(run.trainer_status_file, TrainerStatus)
     assert status is not None
     assert status.step >= 1
+    done = max(int(p.name.split("-")[1]) for p in run.checkpoints.glob("step-*"))
+    assert done >= 1
+    resume_until(run, done + 2)
 
 
 @pytest.mark.slurm

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -44,7 +45,9 @@ def compose_all(arguments: list[str]) -> list[Composed]:
     register_schema()
     decorated = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(keep)
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["prorl-hpc launch", *arguments]
+    sweep = tempfile.TemporaryDirectory(prefix="prorl-sweep-")  # Hydra keeps a record there that nobody needs
+    asked = [f"hydra.sweep.dir={sweep.name}"] if {"-m", "--multirun"} & {*arguments} else []
+    sys.argv = ["prorl-hpc launch", *arguments, *asked]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out instead of printing them and exiting
     try:
         decorated()
@@ -52,6 +55,7 @@ def compose_all(arguments: list[str]) -> list[Composed]:
     except (HydraException, OmegaConfBaseException, MissingConfigException) as error:
         raise ConfigError(explain(error)) from error
     finally:
+        sweep.cleanup()
         sys.argv = argv
         if full_error is None:
             del os.environ["HYDRA_FULL_ERROR"]

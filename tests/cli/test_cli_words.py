@@ -46,8 +46,10 @@ def test_a_typo_is_answered_in_one_sentence(override: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_hydra_is_as_its_users_know_it(tmp_path: Path) -> None:
+def test_hydra_is_as_its_users_know_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert [c.config.trainer.steps for c in composition.compose_all(["--multirun", "trainer.steps=1,2"])] == [1, 2]
+    assert not list(tmp_path.iterdir())
     shown = prorl("launch", "--cfg", "job", "trainer.steps=77", cwd=tmp_path)
     assert "steps: 77" in shown.stdout
     help_text = prorl("launch", "--help", cwd=tmp_path).stdout

@@ -23,6 +23,8 @@ class RunSettings:
     seed: int = 0
     start_timeout_s: float = 600.0
     """How long any process may take to become ready before the run is given up."""
+    restarts: int = 3
+    """How often the coordinator or a worker that died is started again on its node before the run ends."""
     stop_timeout_s: float = 8.0
     """How long processes have to stop by themselves before they are killed."""
     min_free_disk_gib: float = 4.0
@@ -118,10 +120,17 @@ class TaskConfig:
 class RolloutConfig:
     """Group ``rollout``: pools and clocks of the rollout service."""
 
+    workers_per_node: int = 1
     init_slots: int = 4
     ready_slots: int = 16
     run_slots: int = 32
     eval_slots: int = 4
+    coupled: bool = False
+    """One pool of run_slots that a rollout holds from INIT to the end of EVAL, instead of three (to compare with)."""
+    balancing: str = "least_in_flight"
+    """least_in_flight, or round_robin (to compare with): how LLM servers are chosen, once per rollout."""
+    when_server_lost: str = "move"
+    """move: rollouts of a lost LLM server go on elsewhere with their tokens so far; retry: they start again."""
     init_s: float = 60.0
     run_s: float = 300.0
     eval_s: float = 60.0
@@ -129,13 +138,15 @@ class RolloutConfig:
     wall_s: float = 3600.0
     retries: int = 2
     """Attempts beyond the first after sandbox, inference or infrastructure faults."""
+    drain_s: float = 2.0
+    """How long a worker that is told to stop lets its stages go on."""
     heartbeat_s: float = 2.0
     lost_after_s: float = 20.0
     """A node's agent unheard for so long is taken as lost."""
     http_tcp: bool = True
     """Serve the HTTP API on TCP too (token in the run directory); the Unix socket is always there."""
     keep_trajectories: bool = True
-    """Write rollouts/*.parquet."""
+    """Write rollouts/*.parquet. Without it only the newest trajectories are kept, in the journal."""
 
 
 @dataclass
@@ -151,6 +162,8 @@ class TrainerConfig:
     max_parallel_groups: int = 0
     """Groups in flight at once; 0: groups_per_step."""
     dynamic_sampling: bool = True
+    when_full: str = "cancel"
+    """What becomes of groups in flight when a step has its groups: cancel, or carry (they go on into the next step)."""
     temperature: float = 1.0
     top_p: float = 1.0
     learning_rate: float = 3.0e-5

@@ -19,6 +19,22 @@ class GroupFilter(enum.StrEnum):
     """Every group counts (held-out evaluation, plain GRPO)."""
 
 
+class WhenFull(enum.StrEnum):
+    """What becomes of the groups in flight when a batch has all that it wants."""
+
+    CANCEL = "cancel"
+    CARRY = "carry"
+    """They go on, and the same client's next batch with ``when_full=carry`` takes them over with all that they have."""
+
+
+class Refill(enum.StrEnum):
+    """When groups that were dropped are replaced."""
+
+    AT_ONCE = "at_once"
+    IN_ROUNDS = "in_rounds"
+    """Only when every group in flight has ended: the synchronous batch that others use (to compare with)."""
+
+
 class BatchSpec(msgspec.Struct, frozen=True):
     """An order of ``groups_wanted`` groups of ``group_size`` samples.
 
@@ -28,7 +44,8 @@ class BatchSpec(msgspec.Struct, frozen=True):
     with the same batch. Rollout ids are ``{batch_id}.g{row index}.s{sample}``.
 
     ``max_parallel_groups`` bounds groups in flight (0: groups_wanted). When the batch is full the
-    rollouts still in flight are cancelled.
+    rollouts still in flight are cancelled, or carried on, as ``when_full`` says. ``client`` and ``budgets`` as in
+    RolloutSpec.
     """
 
     batch_id: str
@@ -38,9 +55,12 @@ class BatchSpec(msgspec.Struct, frozen=True):
     group_size: int
     filter: GroupFilter = GroupFilter.INFORMATIVE
     sampling: SamplingParams = SamplingParams()
-    budgets: Budgets = Budgets()
+    budgets: Budgets | None = None
     priority: int = 50
     policy: str = "policy"
+    client: str = ""
+    when_full: WhenFull = WhenFull.CANCEL
+    refill: Refill = Refill.AT_ONCE
     max_parallel_groups: int = 0
     min_usable_samples: int = 2
     """A group with fewer finished (DONE) samples than this, after retries, is dropped as broken."""
@@ -53,15 +73,19 @@ class GroupOutcome(enum.StrEnum):
     UNIFORM = "uniform"
     BROKEN = "broken"
     CANCELLED = "cancelled"
+    CARRIED = "carried"
+    """It goes on, and is part of a later batch."""
 
 
 class GroupResult(msgspec.Struct, frozen=True):
-    """One prompt's samples. ``row_index`` is the prompt's place in ``BatchSpec.rows``."""
+    """One prompt's samples. ``row_index`` is the prompt's place in ``BatchSpec.rows``, of the batch ``carried_from``
+    if that is not empty: the group was started there."""
 
     group_id: str
     row_index: int
     outcome: GroupOutcome
     rollouts: list[RolloutResult]
+    carried_from: str = ""
 
 
 class BatchState(enum.StrEnum):
@@ -86,6 +110,8 @@ class BatchProgress(msgspec.Struct, frozen=True):
     rollouts_failed: int
     rows_used: int
     """Rows 0..rows_used-1 were started; a trainer's data cursor moves on by this number."""
+    carried_in: int = 0
+    """Groups taken over from the batch before."""
 
 
 class BatchResult(msgspec.Struct, frozen=True):

@@ -1,8 +1,9 @@
 """Everything that crosses the coordinator's ZeroMQ door, by direction.
 
-A node's agent says Hello, is answered Welcome, then sends Heartbeat every ``heartbeat_s``. An agent that
-has heard nothing for long says Hello again, to learn whether the coordinator lives: that is answered by
-Welcome too, and loses nothing that the Hello says the agent still holds.
+A node's agent says Hello, then sends a heartbeat every ``heartbeat_s``; Hello and heartbeats are answered by
+Welcome, so silence means that the coordinator is gone. ``Welcome.known`` false (the coordinator was started anew, or
+had given the agent up) asks for a Hello, which says all that the agent holds: what the coordinator still wants of it
+goes on, the rest is discarded.
 """
 
 from __future__ import annotations
@@ -11,27 +12,42 @@ import msgspec
 
 from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
 from prorl_hpc.messages.rollout import Failure, RolloutSpec, Stage
-from prorl_hpc.messages.trajectory import Trajectory
 
 
 class Pools(msgspec.Struct, frozen=True):
-    """Slots of one worker: rollouts at once in each stage, and prepared sandboxes held READY."""
+    """Slots of one worker: rollouts at once in each stage, and prepared sandboxes held READY. ``coupled``: one pool
+    of ``run`` slots instead of three, each held from INIT to the end of EVAL (to compare with)."""
 
     init: int = 4
     ready: int = 8
     run: int = 16
     eval: int = 4
+    coupled: bool = False
 
 
 class ServerRef(msgspec.Struct, frozen=True):
     """How a worker reaches an LLM server: its agent's ZeroMQ door. ``ipc`` is used when ``node``
-    is the worker's own node, else ``tcp``."""
+    is the worker's own node, else ``tcp``. An outside server has a ``url`` instead (``http(s)://host:port/v1`` or
+    ``unix:/path``), the ``model`` to ask it for and perhaps an ``api_key``."""
 
     server_id: str
     node: str
     ipc: str
     tcp: str
     policy: str = "policy"
+    url: str = ""
+    model: str = ""
+    api_key: str = ""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """One attempt that lives on a worker, or that ended there and was not acknowledged yet. ``rollout_id`` is the
+    attempt's. ``reports``: what was reported of it, in order. ``running``: the stage at work now, RUN against ``server``."""
+
+    rollout_id: str
+    reports: list[StageFinished] = []
+    running: Stage | None = None
+    server: ServerRef | None = None
 
 
 class WorkerHello(msgspec.Struct, frozen=True, tag=True):
@@ -40,8 +56,8 @@ class WorkerHello(msgspec.Struct, frozen=True, tag=True):
     pools: Pools
     sandbox: str
     """The runtime in use, for people: ``apptainer 1.4.5`` or ``local``."""
-    held: list[str] = []
-    """Rollouts that live on this worker now: empty from a fresh one, so whatever the coordinator had assigned
+    held: list[Held] = []
+    """All that lives on this worker now: empty from a fresh one, so whatever the coordinator had assigned
     to it before and is not named here is lost; what is named goes on."""
 
 
@@ -54,8 +70,11 @@ class InferenceHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """Answers Hello and every heartbeat. ``known`` false: the coordinator does not know the agent; say Hello."""
+
     run_id: str
     heartbeat_s: float
+    known: bool = True
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, tag=True):
@@ -84,6 +103,12 @@ class Goodbye(msgspec.Struct, frozen=True, tag=True):
     agent_id: str
 
 
+class Draining(msgspec.Struct, frozen=True, tag=True):
+    """A worker takes no new rollouts; those that it has go on."""
+
+    worker_id: str
+
+
 class StartInit(msgspec.Struct, frozen=True, tag=True):
     """Start a sandbox for the rollout and prepare the task. ``budget_s`` bounds the stage."""
 
@@ -106,6 +131,28 @@ class StartEval(msgspec.Struct, frozen=True, tag=True):
     budget_s: float
 
 
+class MoveRun(msgspec.Struct, frozen=True, tag=True):
+    """Go on with the RUN against another server, from the tokens so far; None: there is none, the RUN fails."""
+
+    rollout_id: str
+    server: ServerRef | None
+
+
+class ServerTrouble(msgspec.Struct, frozen=True, tag=True):
+    """A rollout's server does not answer it. Answered by MoveRun."""
+
+    worker_id: str
+    rollout_id: str
+    server_id: str
+    message: str
+
+
+class Acknowledge(msgspec.Struct, frozen=True, tag=True):
+    """The last reports of these attempts are on disk: the worker may forget them."""
+
+    rollout_ids: list[str]
+
+
 class Discard(msgspec.Struct, frozen=True, tag=True):
     """Stop whatever the worker does for this rollout and free its sandbox. Answered by Discarded."""
 
@@ -113,25 +160,28 @@ class Discard(msgspec.Struct, frozen=True, tag=True):
 
 
 class StageFinished(msgspec.Struct, frozen=True, tag=True):
-    """A stage ended on a worker. ``failure`` None means success. ``trajectory`` comes with RUN (partial
-    if it failed); ``reward`` and ``metrics`` with EVAL. After EVAL, and after any failure, the worker
-    frees the sandbox by itself (it does not wait for Discard). ``timed_out``: the stage's budget ran out."""
+    """A stage ended on a worker. ``failure`` None means success. ``trajectory`` (messages.trajectory.Trajectory in
+    msgpack, which the coordinator never looks into) comes with RUN (partial if it failed); ``reward`` and ``metrics``
+    with EVAL. After EVAL, and after any failure, the worker frees the sandbox by itself (it does not wait for Discard)
+    and keeps this last report until it is acknowledged. ``timed_out``: the stage's budget ran out."""
 
     worker_id: str
     rollout_id: str
     stage: Stage
     failure: Failure | None = None
     timed_out: bool = False
-    trajectory: Trajectory | None = None
+    trajectory: msgspec.Raw | None = None
     reward: float | None = None
     metrics: dict[str, float] = {}
     busy_s: float = 0.0
 
 
 class Discarded(msgspec.Struct, frozen=True, tag=True):
+    """``trajectory``: what RUN had generated, as in StageFinished."""
+
     worker_id: str
     rollout_id: str
-    trajectory: Trajectory | None = None
+    trajectory: msgspec.Raw | None = None
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -141,7 +191,16 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 AgentToCoordinator = (
-    WorkerHello | InferenceHello | WorkerLoad | ServerLoad | Goodbye | StageFinished | Discarded | WeightUpdated
+    WorkerHello
+    | InferenceHello
+    | WorkerLoad
+    | ServerLoad
+    | Goodbye
+    | Draining
+    | StageFinished
+    | Discarded
+    | ServerTrouble
+    | WeightUpdated
 )
-CoordinatorToWorker = Welcome | StartInit | StartRun | StartEval | Discard | Shutdown
+CoordinatorToWorker = Welcome | StartInit | StartRun | StartEval | MoveRun | Discard | Acknowledge | Shutdown
 CoordinatorToInference = Welcome | WeightUpdate | Shutdown

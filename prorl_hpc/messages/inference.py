@@ -101,5 +101,20 @@ class WeightUpdated(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
 
 
+class OutsideServer(msgspec.Struct, frozen=True):
+    """An LLM server that is not of this run: vLLM or another that takes token ids and gives ids and logprobs back.
+
+    ``url``: ``http(s)://host:port/v1``, or ``unix:/path`` of a socket on every worker's node. ``model``: empty for the
+    only one it serves. ``weight_version``: what it serves now; None: as new as the policy's newest.
+    ``api_key`` is sent as a bearer token."""
+
+    server_id: str
+    url: str
+    model: str = ""
+    policy: str = "policy"
+    weight_version: int | None = None
+    api_key: str = ""
+
+
 WorkerToInference = Generate | Abort | Ping
 InferenceToWorker = Generated | InferenceFailed | Pong

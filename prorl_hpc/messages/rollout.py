@@ -86,7 +86,8 @@ class RolloutSpec(msgspec.Struct, frozen=True):
 
     ``task`` names an AgentHandler; ``row`` is the dataset row that this handler understands.
     ``group_id`` joins the samples of one prompt; ``sample`` counts them from 0. ``priority`` is 0 to 100,
-    the lower the sooner, in the service's queues as in the engine's.
+    the lower the sooner, in the service's queues as in the engine's. ``client`` names who asks: clients of the same
+    priority get equal shares. ``budgets`` None: those of the run's configuration.
     """
 
     rollout_id: str
@@ -95,9 +96,10 @@ class RolloutSpec(msgspec.Struct, frozen=True):
     group_id: str = ""
     sample: int = 0
     sampling: SamplingParams = SamplingParams()
-    budgets: Budgets = Budgets()
+    budgets: Budgets | None = None
     priority: int = 50
     policy: str = "policy"
+    client: str = ""
 
 
 class StageTiming(msgspec.Struct, frozen=True):
@@ -131,10 +133,18 @@ class RolloutResult(msgspec.Struct, frozen=True):
 
 
 class RolloutProgress(msgspec.Struct, frozen=True):
-    """Where a rollout that was submitted by itself (not in a batch) stands; cheap to ask for."""
+    """Where a rollout stands; cheap to ask for. ``batch_id`` is empty for one that was submitted by itself."""
 
     rollout_id: str
     status: Status
     attempts: int = 1
     worker: str = ""
     server: str = ""
+    batch_id: str = ""
+
+
+class NumberedResult(msgspec.Struct, frozen=True):
+    """A line of the stream of results. Asking again from ``cursor`` goes on behind it."""
+
+    cursor: int
+    result: RolloutResult

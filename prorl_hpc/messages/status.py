@@ -42,6 +42,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     sandbox: str
     pools: dict[str, list[int]]
     """Pool name → [in use, size]."""
+    draining: bool = False
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
@@ -57,6 +58,19 @@ class ServerStatus(msgspec.Struct, frozen=True):
     generated_tokens: int
     tokens_per_s: float
     detail: str = ""
+    policy: str = "policy"
+    draining: bool = False
+    url: str = ""
+    """Where an outside server is; empty for the run's own."""
+
+
+class PolicyStatus(msgspec.Struct, frozen=True):
+    """``servers`` serve it, ``eligible`` of them are healthy, not draining and have the newest weights."""
+
+    policy: str
+    newest_version: int
+    servers: int
+    eligible: int
 
 
 class RunStatus(msgspec.Struct, frozen=True):
@@ -69,6 +83,9 @@ class RunStatus(msgspec.Struct, frozen=True):
     servers: list[ServerStatus]
     batches: list[BatchProgress]
     rollouts_per_s: float
+    paused: bool = False
+    """No rollout is started; those under way go on."""
+    policies: list[PolicyStatus] = []
 
 
 class TrainerStatus(msgspec.Struct, frozen=True):

@@ -1,0 +1,43 @@
+"""What the journal gives back after a restart: orders that have not ended, with all that was recorded of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prorl_hpc.messages.batch import BatchSpec
+from prorl_hpc.messages.rollout import RolloutResult, RolloutSpec
+
+
+@dataclass(frozen=True)
+class CarriedGroup:
+    """A group that an earlier batch started and that a later one takes over. ``row_index`` is its prompt's place in
+    the rows of ``carried_from``."""
+
+    carried_from: str
+    group_id: str
+    row_index: int
+    specs: tuple[RolloutSpec, ...]
+
+
+@dataclass(frozen=True)
+class OpenBatch:
+    """A batch without a result, or one whose groups go on. Results are slim: their trajectories are empty."""
+
+    spec: BatchSpec
+    carried: tuple[CarriedGroup, ...]
+    before: tuple[RolloutResult, ...]
+    """Of carried groups' rollouts: what was recorded before this batch was accepted, in order."""
+    log: tuple[RolloutResult | None, ...]
+    """What was recorded for this batch since, in order; None where the batch was cancelled."""
+    attempts: dict[str, int]
+    """The highest attempt noted of each rollout that has not ended."""
+    state: str
+    """``running``, or ``full``: its result is recorded, but groups that it carries on are not taken over yet."""
+
+
+@dataclass(frozen=True)
+class OpenRollout:
+    """A rollout submitted by itself that has not ended. ``attempt``: the highest noted, at least 1."""
+
+    spec: RolloutSpec
+    attempt: int

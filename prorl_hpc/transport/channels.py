@@ -97,6 +97,7 @@ class DealerLine(Generic[T]):
         self._socket.curve_publickey = keys.client_public
         self._socket.curve_secretkey = keys.client_secret
         self._socket.heartbeat_ivl = 5000
+        self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = 100, 2000
         self._socket.connect(endpoint)
 
     async def send(self, message: Any) -> None:

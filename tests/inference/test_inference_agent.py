@@ -61,7 +61,7 @@ class Coordinator:
         async for peer, message in self.door.messages():
             self._peer = peer
             self.heard.append(message)
-            if isinstance(message, InferenceHello):
+            if isinstance(message, InferenceHello | ServerLoad):
                 await self.door.send(peer, Welcome("run", heartbeat_s=0.05))
 
     async def send(self, message: Any) -> None:

@@ -19,7 +19,7 @@ from prorl_hpc.config.run_directory import RunDirectory, node_name
 from prorl_hpc.config.schema import EngineConfig, ModelConfig, ProrlConfig, RolloutConfig, RunSettings
 from prorl_hpc.inference.client import LLMClient
 from prorl_hpc.messages.codec import read_json, write_json
-from prorl_hpc.messages.control import AgentToCoordinator, InferenceHello, Shutdown, Welcome
+from prorl_hpc.messages.control import AgentToCoordinator, InferenceHello, ServerLoad, Shutdown, Welcome
 from prorl_hpc.messages.rollout import SamplingParams
 from prorl_hpc.messages.status import Phase, ProcessState
 from prorl_hpc.slurm.plan import ComponentPlan, NodePlan, Plan
@@ -49,7 +49,7 @@ class Run:
 
     async def _listen(self) -> None:
         async for peer, message in self.door.messages():
-            if isinstance(message, InferenceHello):
+            if isinstance(message, InferenceHello | ServerLoad):
                 await self.door.send(peer, Welcome(self.directory.run_id, heartbeat_s=0.2))
                 self.hellos.put_nowait((peer, message))
 

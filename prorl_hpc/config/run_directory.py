@@ -149,6 +149,13 @@ class RunDirectory:
         """Written by the supervisor that sees the first process die: its name and last lines."""
         return self.state / "FAILED.json"
 
+    def restarts_file(self, rank: int) -> Path:
+        """Restarts of processes on the node of that rank, written by its supervisor."""
+        return self.state / f"node-{rank}.restarts"
+
+    def restart_files(self) -> list[Path]:
+        return sorted(self.state.glob("node-*.restarts"))
+
     @property
     def api_token_file(self) -> Path:
         return self.keys / "api-token"

@@ -42,6 +42,7 @@ class Child:
     plan: ProcessPlan
     process: subprocess.Popen[bytes]
     log: Path
+    started_at: float
     ready: bool = False
     ended_at: float | None = None
 
@@ -62,6 +63,11 @@ class Child:
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with code {code}"
+
+    @property
+    def death(self) -> str:
+        """The same when nobody had told it to end."""
+        return self.ending + (" before the run was finished" if self.process.returncode == 0 else "")
 
     def last_lines(self) -> list[str]:
         """The end of its log."""
@@ -88,7 +94,7 @@ def start_child(plan: ProcessPlan, run_dir: Path, log_file: Path, environ: dict[
             process_group=0,
             preexec_fn=_bind_to(os.getpid()),
         )
-    return Child(plan, process, log_file)
+    return Child(plan, process, log_file, time.monotonic())
 
 
 def _bind_to(supervisor: int) -> Callable[[], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -19,9 +20,11 @@ _KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURMD_NODENAME")
 
 
 def child_environment(environ: Mapping[str, str], run_id: str) -> dict[str, str]:
-    """The environment of our processes, from the supervisor's."""
+    """The environment of our processes, from the supervisor's. PRORL_JOB_TOKEN is another at each call: by it a
+    process that is started again knows that it is still the same job."""
     kept = {k: v for k, v in environ.items() if k in _KEPT or not _FOREIGN.match(k)}
-    return {**kept, "PRORL_RUN_ID": run_id, "PYTHONUNBUFFERED": "1"}
+    token = secrets.token_hex(16)
+    return {**kept, "PRORL_RUN_ID": run_id, "PRORL_JOB_TOKEN": token, "PYTHONUNBUFFERED": "1"}
 
 
 def submission_unset(environ: Mapping[str, str]) -> list[str]:

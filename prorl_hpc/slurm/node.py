@@ -1,7 +1,8 @@
 """The supervisor of one node: starts the node's processes, watches them, and leaves nothing behind.
 
-It is the callable that submitit runs, once per node. Any unexpected death ends the run on all nodes, through
-the marks in the run directory's ``state/``; so does the trainer's mark that training is finished.
+It is the callable that submitit runs, once per node. A coordinator or worker that dies is started again, up to
+``run.restarts`` times; any other unexpected death ends the run on all nodes, through the marks in the run directory's
+``state/``; so does the trainer's mark that training is finished.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from prorl_hpc.slurm.children import (
 )
 from prorl_hpc.slurm.environment import after_setup, child_environment, split_gpus, visible_gpus
 from prorl_hpc.slurm.failure import RunFailure, read_failure, record_failure
-from prorl_hpc.slurm.plan import Plan
+from prorl_hpc.slurm.plan import Plan, ProcessPlan
+from prorl_hpc.slurm.restarts import Restarts
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -76,6 +78,8 @@ class NodeSupervisor:
         self._run, self._config, self._plan, self._rank = run, config, plan, rank
         self._node = node_name()
         self._children: list[Child] = []
+        self._environments: dict[str, dict[str, str]] = {}
+        self._restarts = Restarts(run, self._node, rank, config.run.restarts)
         self._signalled = ""
         self._loader: threading.Thread | None = None
         self._log_file = run.logs / f"node-{rank}.log"
@@ -125,25 +129,36 @@ class NodeSupervisor:
         base = after_setup(self._config.cluster.setup, base, self._log_file)
         for process in node_plan.processes:
             environ = {**base, "CUDA_VISIBLE_DEVICES": ",".join(gpus.get(process.role, []))} if gpus else base
-            child = start_child(process, self._run.path, self._run.process_log(process.name), environ)
-            log.info("started %s as process %d", child.name, child.process.pid)
-            self._children.append(child)
+            self._environments[process.name] = environ
+            self._children.append(self._start(process))
         return self._watch()
 
+    def _start(self, process: ProcessPlan) -> Child:
+        log_file = self._run.process_log(process.name)
+        child = start_child(process, self._run.path, log_file, self._environments[process.name])
+        log.info("started %s as process %d", child.name, child.process.pid)
+        return child
+
     def _watch(self) -> Ending:
-        deadline = time.monotonic() + self._config.run.start_timeout_s
         while True:
             reap(self._children)
             if ending := self._seen_ending():
                 return ending
-            if dead := self._unexpected_death():
+            all_ready = self._all_ready()
+            dead = self._unexpected_death()
+            if dead and not self._restarts.take(dead):
                 return self._failed(self._death(dead))
-            if self._all_ready():
+            self._start_again()
+            if late := self._late():
+                return self._failed(self._not_ready(late))
+            if all_ready:
                 self._load_report_writer()
-            elif time.monotonic() > deadline:
-                return self._failed(self._not_ready())
             select.select([self._wake], [], [], POLL_S)
             self._drain_wakeups()
+
+    def _start_again(self) -> None:
+        for dead in self._restarts.due():
+            self._children[self._children.index(dead)] = self._start(dead.plan)
 
     def _load_report_writer(self) -> None:
         """Drawing needs seconds of imports: have them behind us before somebody waits for the end."""
@@ -178,7 +193,7 @@ class NodeSupervisor:
 
     def _unexpected_death(self) -> Child | None:
         """The child that died first, once nothing has explained its end for the grace time."""
-        dead = [child for child in self._children if child.ended_at is not None]
+        dead = [c for c in self._children if c.ended_at is not None and not self._restarts.pending(c)]
         for child in sorted(dead, key=lambda c: c.ended_at or 0.0):
             grace = GRACE_S if child.process.returncode else CLEAN_EXIT_GRACE_S
             if time.monotonic() - (child.ended_at or 0.0) > grace:
@@ -190,10 +205,15 @@ class NodeSupervisor:
             if not child.ready:
                 state = read_json(self._run.process_state(child.name), ProcessState)
                 fresh = state is not None and state.pid == child.process.pid
-                child.ready = fresh and state is not None and state.phase is not Phase.STARTING
+                child.ready = fresh and state is not None and state.phase is Phase.READY
                 if child.ready:
                     log.info("%s is ready", child.name)
         return all(child.ready for child in self._children)
+
+    def _late(self) -> list[Child]:
+        """Those that should have been ready by now."""
+        oldest = time.monotonic() - self._config.run.start_timeout_s
+        return [c for c in self._children if c.running and not c.ready and c.started_at < oldest]
 
     # --- failure ---
 
@@ -203,14 +223,13 @@ class NodeSupervisor:
         return Ending.FAILED
 
     def _death(self, child: Child) -> RunFailure:
-        what = child.ending + (" before the run was finished" if child.process.returncode == 0 else "")
+        what = child.death + self._restarts.used_up(child)
         return RunFailure(
             child.name, self._node, what, child.process.returncode, child.last_lines(), log=str(child.log)
         )
 
-    def _not_ready(self) -> RunFailure:
+    def _not_ready(self, late: list[Child]) -> RunFailure:
         """Names all that did not come up; the last lines are those of the first."""
-        late = [child for child in self._children if not child.ready]
         doing = []
         for child in late:
             state = read_json(self._run.process_state(child.name), ProcessState)

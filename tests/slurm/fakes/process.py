@@ -2,7 +2,11 @@
 the environment variable FAKE_ACTS.
 
 {"worker-0": {"ready_after": 0.1, "exit_after": 0.5, "code": 3, "says": "…", "finish": true, "deaf": true,
-              "grandchild": true, "never_ready": true, "dump_environment": true}}
+              "grandchild": true, "never_ready": true, "dump_environment": true, "sleeper": true, "killed": true,
+              "deaths": 1, "finish_after_starts": {"worker-0": 2}}}
+
+``deaths``: only the first so many starts exit. ``killed``: SIGKILL in place of an exit. ``sleeper``: a child in the
+process's own group. Each start leaves a line in logs/<name>.starts: the job's token and the process id.
 """
 
 from __future__ import annotations
@@ -29,6 +33,13 @@ def main() -> None:
     stopped = []
     signal.signal(signal.SIGTERM, (lambda *_: None) if acts.get("deaf") else (lambda *_: stopped.append(1)))
     print(f"{args.name} rank {args.rank} of {args.world} on {process.node}", file=sys.stderr, flush=True)
+    starts = process.run.logs / f"{args.name}.starts"
+    with starts.open("a") as file:
+        file.write(f"{os.environ['PRORL_JOB_TOKEN']} {os.getpid()}\n")
+    if len(starts.read_text().splitlines()) > acts.get("deaths", 1_000_000):
+        acts.pop("exit_after")
+    if acts.get("sleeper"):
+        subprocess.Popen(["sleep", "600"])
     if acts.get("dump_environment"):
         (process.run.logs / f"{args.name}.env.json").write_text(json.dumps(dict(os.environ)))
     if acts.get("grandchild"):  # leaves its group, its session and its parent, and is deaf
@@ -43,6 +54,10 @@ def main() -> None:
         everyone = [p.name for p in msgspec.json.decode(process.run.plan_file.read_bytes(), type=Plan).processes]
         while not stopped and not all(process.run.process_state(name).exists() for name in everyone):
             time.sleep(0.05)
+        for name, count in acts.get("finish_after_starts", {}).items():
+            started = process.run.logs / f"{name}.starts"
+            while not stopped and len(started.read_text().splitlines()) < count:
+                time.sleep(0.05)
     begun = time.monotonic()
     while not stopped:
         if "exit_after" in acts and time.monotonic() - begun > acts["exit_after"]:
@@ -55,7 +70,9 @@ def main() -> None:
     if acts.get("finish"):
         process.run.finished_marker.touch()
         process.ended()
-    print(acts.get("says", ""), file=sys.stderr)
+    print(acts.get("says", ""), file=sys.stderr, flush=True)
+    if acts.get("killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(acts.get("code", 0))
 
 

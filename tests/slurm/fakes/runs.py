@@ -33,10 +33,10 @@ def fake_plan(config: ProrlConfig) -> Plan:
 
 
 def fake_config(root: Path, *, slurm: bool = False) -> ProrlConfig:
-    """Short limits; run directories under ``root``."""
+    """Short limits, no restarts; run directories under ``root``."""
     config = ProrlConfig()
     config.run = dataclasses.replace(
-        config.run, name="fake", root=str(root / "runs"), start_timeout_s=30.0, stop_timeout_s=2.0
+        config.run, name="fake", root=str(root / "runs"), start_timeout_s=30.0, stop_timeout_s=2.0, restarts=0
     )
     if slurm:
         config.cluster.kind = "slurm"

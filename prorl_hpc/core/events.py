@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from prorl_hpc.messages.control import (
     Discard,
     Discarded,
     Pools,
     ServerRef,
+    Held,
+    MoveRun,
+    ServerTrouble,
     StageFinished,
     StartEval,
     StartInit,
@@ -40,13 +45,21 @@ class WorkerJoined:
 
     worker_id: str
     pools: Pools
-    held: frozenset[str] = frozenset()
+    held: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
     worker_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDrains:
+    """``on``: it gets no new rollouts; what it has goes on."""
+
+    worker_id: str
+    on: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +78,50 @@ class ServerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerDrains:
+    """``on``: it is assigned no more; what it has goes on."""
+
+    server_id: str
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """``on``: no rollout starts; those that have started go on."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Rollouts that were accepted by an earlier process, with the highest attempt number known of each. For
+    ``grace_s`` they wait for a worker that still holds them; then they are started anew."""
+
+    rollouts: tuple[tuple[RolloutSpec, int], ...]
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; sent a few times a second."""
 
 
-Event = Submit | Cancel | WorkerJoined | WorkerLost | ServerSeen | ServerLost | Tick | StageFinished | Discarded
+Event = (
+    Submit
+    | Cancel
+    | Recover
+    | WorkerJoined
+    | WorkerLost
+    | WorkerDrains
+    | ServerSeen
+    | ServerLost
+    | ServerDrains
+    | ServerTrouble
+    | Pause
+    | Tick
+    | StageFinished
+    | Discarded
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +129,23 @@ class Order:
     """Send ``message`` to the worker."""
 
     worker_id: str
-    message: StartInit | StartRun | StartEval | Discard
+    message: StartInit | StartRun | StartEval | MoveRun | Discard
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rollout ended; said exactly once for each that was accepted."""
+    """A rollout ended; said exactly once for each that was accepted. ``result`` is slim, ``trajectory`` apart."""
 
     result: RolloutResult
+    trajectory: msgspec.Raw | None = None
 
 
-Command = Order | Ended
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """A rollout starts again as ``attempt``."""
+
+    rollout_id: str
+    attempt: int
+
+
+Command = Order | Ended | Retried

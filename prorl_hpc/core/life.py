@@ -12,13 +12,23 @@ from dataclasses import dataclass, field
 import msgspec
 
 from prorl_hpc.messages.rollout import Budgets, Failure, RolloutResult, RolloutSpec, Stage, StageTiming, Status
-from prorl_hpc.messages.trajectory import Trajectory
 
+_DEFAULT_BUDGETS = Budgets()
 ATTEMPT_MARK = "#"
 """Not allowed in rollout ids."""
 
-Rank = tuple[int, int, int]
-"""Smaller goes first: (priority, age of the group, age of the rollout)."""
+Rank = tuple[int, int, int, int]
+"""Smaller goes first: (priority, fair-share tag, age of the group, age of the rollout)."""
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+def split_attempt_id(attempt_id: str) -> tuple[str, int]:
+    """Rollout id and attempt number, 0 if there is no such attempt."""
+    rollout_id, mark, number = attempt_id.partition(ATTEMPT_MARK)
+    if not mark:
+        return rollout_id, 1
+    return rollout_id, int(number) if number.isdecimal() else 0
 
 
 @dataclass(slots=True)
@@ -34,12 +44,18 @@ class Life:
     attempt: int = 1
     worker: str = ""
     server: str = ""
-    trajectory: Trajectory = field(default_factory=Trajectory)
+    trajectory: msgspec.Raw | None = None
     timings: list[StageTiming] = field(default_factory=list)
     queued_s: float = 0.0
     """Seconds the present stage was waited for."""
-    avoid_workers: set[str] = field(default_factory=set)
-    avoid_servers: set[str] = field(default_factory=set)
+    avoid_workers: frozenset[str] = _NOBODY
+    avoid_servers: frozenset[str] = _NOBODY
+    verdict: tuple[Status, Failure] | None = None
+    """How it ends once its worker has given up what it had."""
+
+    @property
+    def budgets(self) -> Budgets:
+        return self.spec.budgets or _DEFAULT_BUDGETS
 
     @property
     def attempt_id(self) -> str:
@@ -65,7 +81,7 @@ class Life:
 
     def budget_s(self, stage: Stage) -> float:
         """Seconds that ``stage`` may take: its own budget, or what the stages before left of the total."""
-        budgets: Budgets = self.spec.budgets
+        budgets = self.budgets
         own = {Stage.INIT: budgets.init_s, Stage.RUN: budgets.run_s, Stage.EVAL: budgets.eval_s}[stage]
         return min(own, budgets.total_s - sum(timing.busy_s for timing in self.timings))
 
@@ -73,12 +89,13 @@ class Life:
         """Back to the queue as the next attempt, with a fresh clock for the stages; the wall cap stays."""
         self.attempt += 1
         self.worker = self.server = ""
-        self.trajectory, self.timings, self.queued_s = Trajectory(), [], 0.0
+        self.trajectory, self.timings, self.queued_s = None, [], 0.0
         self.enter(Status.QUEUED, now)
 
     def result(
         self, status: Status, failure: Failure | None, reward: float | None, metrics: dict[str, float]
     ) -> RolloutResult:
+        """Slim: the trajectory is kept apart, as the bytes that the worker sent."""
         spec = self.spec
         return RolloutResult(
             rollout_id=spec.rollout_id,
@@ -88,7 +105,6 @@ class Life:
             status=status,
             reward=reward if status is Status.DONE else None,
             metrics=metrics,
-            trajectory=self.trajectory,
             failure=failure,
             timings=self.timings,
             attempts=self.attempt,

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections import Counter
 from collections.abc import Iterator
 
 from prorl_hpc.core.life import Rank
 from prorl_hpc.messages.control import Pools
 
 
-class Slot(enum.StrEnum):
+class Slot(enum.IntEnum):
     """Where an attempt is. RAN has no size of its own; it is bounded by ``sandbox_limit``. FOREIGN is what a worker
     brought along from a time that is not remembered here; nothing is started until it is gone."""
 
-    INIT = "init"
-    READY = "ready"
-    RUN = "run"
-    RAN = "ran"
-    EVAL = "eval"
-    FOREIGN = "foreign"
+    INIT = 0
+    READY = 1
+    RUN = 2
+    RAN = 3
+    EVAL = 4
+    FOREIGN = 5
+
+
+_INIT, _READY, _RUN, _EVAL, _FOREIGN = 0, 1, 2, 4, 5
 
 
 class Workplace:
@@ -33,10 +35,11 @@ class Workplace:
     def __init__(self, worker_id: str, pools: Pools) -> None:
         self.worker_id = worker_id
         self.pools = pools
-        self.leaving: dict[str, float] = {}
-        """Attempts being discarded, and when the worker was last told so."""
+        self.draining = False
+        self.leaving: set[str] = set()
+        """Attempts being discarded."""
         self._slots: dict[str, Slot] = {}
-        self._used: Counter[Slot] = Counter()
+        self._used = [0] * len(Slot)
         self._waiting: dict[Slot, list[tuple[Rank, str]]] = {Slot.READY: [], Slot.RAN: []}
 
     def __contains__(self, attempt_id: str) -> bool:
@@ -54,35 +57,36 @@ class Workplace:
     @property
     def sandbox_limit(self) -> int:
         """Sandboxes at once. When EVAL is slow, finished RUNs may pile up to about one more RUN pool, no further."""
-        return self.pools.ready + 2 * self.pools.run + self.pools.eval
+        pools = self.pools
+        return pools.run if pools.coupled else pools.ready + 2 * pools.run + pools.eval
 
     @property
     def room_for_init(self) -> bool:
-        starting = self._used[Slot.INIT]
-        return (
-            not self._used[Slot.FOREIGN]
-            and starting < self.pools.init
-            and starting + self._used[Slot.READY] < self.pools.ready
-            and len(self._slots) < self.sandbox_limit
-        )
+        used, pools = self._used, self.pools
+        if self.draining or used[_FOREIGN] or len(self._slots) >= self.sandbox_limit:
+            return False
+        return pools.coupled or (used[_INIT] < pools.init and used[_INIT] + used[_READY] < pools.ready)
 
     @property
     def room_for_run(self) -> bool:
-        return not self._used[Slot.FOREIGN] and self._used[Slot.RUN] < self.pools.run
+        return not self._used[_FOREIGN] and (self.pools.coupled or self._used[_RUN] < self.pools.run)
 
     @property
     def room_for_eval(self) -> bool:
-        return not self._used[Slot.FOREIGN] and self._used[Slot.EVAL] < self.pools.eval
+        return not self._used[_FOREIGN] and (self.pools.coupled or self._used[_EVAL] < self.pools.eval)
 
     @property
     def load(self) -> tuple[float, float]:
         """How full its buffer of prepared sandboxes is, then how full it is at all."""
-        buffered = self._used[Slot.INIT] + self._used[Slot.READY]
+        buffered = self._used[_INIT] + self._used[_READY]
         return buffered / max(1, self.pools.ready), len(self._slots) / max(1, self.sandbox_limit)
 
     def put(self, attempt_id: str, slot: Slot, rank: Rank | None = None) -> None:
         """Add an attempt or move it; with ``rank`` it waits there for the next stage."""
-        self.remove(attempt_id)
+        before = self._slots.get(attempt_id)
+        if before is not None:
+            self._used[before] -= 1
+        self.leaving.discard(attempt_id)
         self._slots[attempt_id] = slot
         self._used[slot] += 1
         if rank is not None:
@@ -92,7 +96,7 @@ class Workplace:
         slot = self._slots.pop(attempt_id, None)
         if slot is not None:
             self._used[slot] -= 1
-        self.leaving.pop(attempt_id, None)
+        self.leaving.discard(attempt_id)
 
     def next_waiting(self, slot: Slot) -> str | None:
         """Take the first attempt that waits in ``slot`` out of its queue (not out of the slot); None if none does."""

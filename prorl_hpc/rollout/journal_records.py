@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from prorl_hpc.core.groups import CarriedGroup
 from prorl_hpc.messages.batch import BatchSpec
 from prorl_hpc.messages.rollout import RolloutResult, RolloutSpec
 
-
-@dataclass(frozen=True)
-class CarriedGroup:
-    """A group that an earlier batch started and that a later one takes over. ``row_index`` is its prompt's place in
-    the rows of ``carried_from``."""
-
-    carried_from: str
-    group_id: str
-    row_index: int
-    specs: tuple[RolloutSpec, ...]
+__all__ = ["CarriedGroup", "OpenBatch", "OpenRollout"]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def end(spec: RolloutSpec, reward: float | None, status: Status | None = None) -
 
 def play(batch: BatchSampler, rewards: dict[str, list[float | None]]) -> list[Moves]:
     """Finish rollouts in the order of their start with the rewards given per row id."""
-    moves = [batch.begin()]
+    moves = [batch.begin(0.0)]
     todo, cancelled = deque(moves[0].submit), set()
     while todo:
         spec = todo.popleft()
@@ -50,7 +50,7 @@ def play(batch: BatchSampler, rewards: dict[str, list[float | None]]) -> list[Mo
 
 
 def test_ids_rows_and_settings_go_into_the_rollouts() -> None:
-    specs = BatchSampler(order(priority=7, policy="p"), 0.0).begin().submit
+    specs = BatchSampler(order(priority=7, policy="p"), 0.0).begin(0.0).submit
     assert [s.rollout_id for s in specs] == ["b.g0.s0", "b.g0.s1", "b.g1.s0", "b.g1.s1"]
     assert {(s.group_id, s.row["id"]) for s in specs} == {("b.g0", "r0"), ("b.g1", "r1")}
     assert {(s.priority, s.policy) for s in specs} == {(7, "p")}
@@ -105,7 +105,7 @@ def test_groups_in_flight_are_bounded() -> None:
 
 def test_cancel_keeps_what_is_there() -> None:
     batch = BatchSampler(order(), 0.0)
-    specs = batch.begin().submit
+    specs = batch.begin(0.0).submit
     for spec in specs[:3]:
         batch.finished(end(spec, float(spec.sample)), 1.0)
     assert batch.cancel(2.0).cancel == ("b.g1.s1",)
@@ -118,7 +118,7 @@ def test_cancel_keeps_what_is_there() -> None:
 
 def test_a_result_said_twice_changes_nothing() -> None:
     batch = BatchSampler(order(), 0.0)
-    spec = batch.begin().submit[0]
+    spec = batch.begin(0.0).submit[0]
     batch.finished(end(spec, 1.0), 1.0)
     before = batch.result()
     batch.finished(end(spec, 0.0), 1.0)

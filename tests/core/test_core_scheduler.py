@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from prorl_hpc.core.events import (
@@ -12,10 +13,15 @@ from prorl_hpc.core.events import (
     Ended,
     Event,
     Order,
+    Pause,
+    Recover,
+    Retried,
+    ServerDrains,
     ServerLost,
     ServerSeen,
     Submit,
     Tick,
+    WorkerDrains,
     WorkerJoined,
     WorkerLost,
 )
@@ -23,8 +29,11 @@ from prorl_hpc.core.scheduler import Scheduler
 from prorl_hpc.messages.control import (
     Discard,
     Discarded,
+    Held,
+    MoveRun,
     Pools,
     ServerRef,
+    ServerTrouble,
     StageFinished,
     StartEval,
     StartInit,
@@ -33,7 +42,7 @@ from prorl_hpc.messages.control import (
 from prorl_hpc.messages.rollout import Budgets, Failure, FailureKind, RolloutResult, RolloutSpec, Stage, Status
 from prorl_hpc.messages.trajectory import Segment, Trajectory
 
-TRAJECTORY = Trajectory([Segment([1, 2, 3])])
+TRAJECTORY = msgspec.Raw(msgspec.msgpack.encode(Trajectory([Segment([1, 2, 3])])))
 
 
 class Bench:
@@ -50,9 +59,7 @@ class Bench:
         self.said += commands
         return commands
 
-    def worker(
-        self, worker_id: str = "w", pools: Pools | None = None, held: frozenset[str] = frozenset()
-    ) -> list[Command]:
+    def worker(self, worker_id: str = "w", pools: Pools | None = None, held: tuple[Held, ...] = ()) -> list[Command]:
         return self.tell(WorkerJoined(worker_id, pools or Pools(2, 4, 4, 2), held))
 
     def server(self, server_id: str = "s", version: int = 0, *, healthy: bool = True, policy: str = "policy") -> None:
@@ -93,6 +100,15 @@ class Bench:
     def results(self) -> dict[str, RolloutResult]:
         return {c.result.rollout_id: c.result for c in self.said if isinstance(c, Ended)}
 
+    @property
+    def trajectories(self) -> dict[str, msgspec.Raw | None]:
+        return {c.result.rollout_id: c.trajectory for c in self.said if isinstance(c, Ended)}
+
+    @property
+    def moved(self) -> list[tuple[str, str | None]]:
+        orders = [c.message for c in self.said if isinstance(c, Order) and isinstance(c.message, MoveRun)]
+        return [(order.rollout_id, order.server.server_id if order.server else None) for order in orders]
+
 
 @pytest.fixture
 def bench() -> Bench:
@@ -113,7 +129,7 @@ def test_a_life_from_end_to_end(bench: Bench) -> None:
     result = bench.results["a"]
     assert (result.status, result.reward, result.metrics) == (Status.DONE, 0.25, {"turns": 2.0})
     assert (result.worker, result.server, result.row_id, result.attempts) == ("w", "s", "a", 1)
-    assert (result.group_id, result.sample, result.trajectory) == ("g", 3, TRAJECTORY)
+    assert (result.group_id, result.sample, bench.trajectories["a"]) == ("g", 3, TRAJECTORY)
     assert [(t.stage, t.busy_s) for t in result.timings] == [(Stage.INIT, 0.5), (Stage.RUN, 1.5), (Stage.EVAL, 0.0)]
     assert len(bench.scheduler.workers["w"]) == 0
 
@@ -180,7 +196,7 @@ def test_which_failures_are_retried(bench: Bench, stage: Stage, kind: FailureKin
         result = bench.results["a"]
         assert (result.status, result.reward) == (Status.FAILED, None)
         assert result.failure == Failure(stage, kind, "broke")
-        assert result.trajectory == (Trajectory() if stage is Stage.INIT else TRAJECTORY)
+        assert bench.trajectories["a"] == (None if stage is Stage.INIT else TRAJECTORY)
 
 
 def test_retries_end(bench: Bench) -> None:
@@ -315,7 +331,7 @@ def test_a_lost_workers_rollouts_go_elsewhere(bench: Bench) -> None:
 def test_a_worker_that_comes_back_drops_what_it_held_before_it_gets_more(bench: Bench) -> None:
     bench.submit("a")
     bench.tell(WorkerLost("w", "silent"))
-    bench.worker("w", held=frozenset({"a"}))
+    bench.worker("w", held=(Held("a", running=Stage.INIT),))
     assert bench.discarded == [("w", "a")]
     assert len(bench.started) == 1
     bench.tell(Discarded("w", "a"))
@@ -324,7 +340,7 @@ def test_a_worker_that_comes_back_drops_what_it_held_before_it_gets_more(bench: 
 
 def test_a_hello_again_loses_nothing_that_is_held(bench: Bench) -> None:
     bench.submit("a", "b")
-    bench.worker("w", held=frozenset({"a"}))
+    bench.worker("w", held=(Held("a", running=Stage.INIT),))
     assert bench.discarded == [("w", "b")]
     bench.tell(Discarded("w", "b"))
     assert ("init", "b#2", "w") in bench.started
@@ -332,7 +348,10 @@ def test_a_hello_again_loses_nothing_that_is_held(bench: Bench) -> None:
     assert bench.scheduler.life("a").status is Status.RUN  # type: ignore[union-attr]
 
 
-def test_a_lost_servers_runs_start_again(bench: Bench) -> None:
+def test_a_lost_servers_runs_start_again() -> None:
+    bench = Bench(move_runs=False)
+    bench.worker()
+    bench.server()
     bench.submit("a")
     bench.ends("a", Stage.INIT)
     bench.server("s2")
@@ -349,6 +368,10 @@ def test_rollouts_of_one_policy_do_not_wait_for_the_servers_of_another() -> None
     bench.server("s", policy="judge")
     bench.submit("a", policy="policy")
     bench.submit("b", policy="judge")
+    assert bench.started == [("init", "b", "w")]  # no sandbox is held for a policy that nobody serves
+    bench.server("p", policy="policy")
+    assert bench.started[-1] == ("init", "a", "w")
+    bench.tell(ServerLost("p", "silent"))
     bench.ends("a", Stage.INIT)
     bench.ends("b", Stage.INIT)
     assert [s for s in bench.started if s[0] == "run"] == [("run", "b", "w")]
@@ -363,3 +386,238 @@ def test_done_without_a_reward_is_a_failure_of_the_task(bench: Bench) -> None:
     result = bench.results["a"]
     assert (result.status, result.reward) == (Status.FAILED, None)
     assert result.failure.kind is FailureKind.TASK  # type: ignore[union-attr]
+
+
+# clients, pauses, drains
+
+
+def test_clients_of_one_priority_get_equal_shares() -> None:
+    bench = Bench()
+    bench.submit(*(f"a{i}" for i in range(6)), client="a")
+    bench.submit(*(f"b{i}" for i in range(3)), client="b")
+    bench.submit("c", client="c", priority=10)
+    bench.worker(pools=Pools(init=9, ready=9, run=1, eval=1))
+    assert [name for _, name, _ in bench.started] == ["c", "a0", "b0", "a1", "b1", "a2", "b2", "a3", "a4"]
+
+
+def test_a_client_that_was_idle_gains_no_lead() -> None:
+    bench = Bench()
+    bench.submit(*(f"a{i}" for i in range(4)), client="a")
+    bench.worker(pools=Pools(init=4, ready=4, run=1, eval=1))
+    bench.submit("a4", "a5", client="a")
+    bench.submit("b0", "b1", client="b")
+    for i in range(4):
+        bench.breaks(f"a{i}", Stage.INIT, FailureKind.TASK)
+    assert [name for _, name, _ in bench.started[4:]] == ["b0", "a4", "b1", "a5"]
+
+
+def test_a_pause_starts_nothing_and_stops_nothing(bench: Bench) -> None:
+    bench.submit("a")
+    bench.tell(Pause(True))
+    bench.submit("b")
+    bench.ends("a", Stage.INIT)
+    assert bench.started == [("init", "a", "w"), ("run", "a", "w")]
+    bench.tell(Pause(False))
+    assert bench.started[-1] == ("init", "b", "w")
+
+
+def test_a_draining_worker_finishes_what_it_has(bench: Bench) -> None:
+    bench.submit("a")
+    bench.tell(WorkerDrains("w", True))
+    bench.submit("b")
+    for stage in Stage:
+        bench.ends("a", stage)
+    assert bench.results["a"].status is Status.DONE
+    assert ("init", "b", "w") not in bench.started
+    bench.tell(WorkerDrains("w", False))
+    assert bench.started[-1] == ("init", "b", "w")
+
+
+def test_a_draining_server_gets_no_more_and_keeps_what_it_has(bench: Bench) -> None:
+    bench.submit("a", "b")
+    bench.ends("a", Stage.INIT)
+    bench.tell(ServerDrains("s", True))
+    bench.ends("b", Stage.INIT)
+    assert (bench.scheduler.servers.assigned("s"), bench.started.count(("run", "b", "w"))) == (1, 0)
+    bench.server("s2")
+    assert bench.scheduler.life("b").server == "s2"  # type: ignore[union-attr]
+
+
+def test_a_coupled_pool_holds_one_slot_from_init_to_the_end_of_eval() -> None:
+    bench = Bench()
+    bench.worker(pools=Pools(init=1, ready=1, run=2, eval=1, coupled=True))
+    bench.server()
+    bench.submit("a", "b", "c")
+    assert [name for _, name, _ in bench.started] == ["a", "b"]
+    for name in "ab":
+        bench.ends(name, Stage.INIT)
+        bench.ends(name, Stage.RUN)
+    assert len(bench.started) == 6
+    bench.ends("a", Stage.EVAL)
+    assert bench.started[-1] == ("init", "c", "w")
+
+
+# moving
+
+
+def test_a_lost_servers_runs_move_on(bench: Bench) -> None:
+    bench.submit("a")
+    bench.ends("a", Stage.INIT)
+    bench.server("s2")
+    bench.tell(ServerLost("s", "silent"))
+    assert (bench.moved, bench.discarded) == ([("a", "s2")], [])
+    assert bench.scheduler.servers.assigned("s2") == 1
+    bench.tell(ServerTrouble("w", "a", "s", "no answer"))  # the worker noticed too
+    assert bench.moved == [("a", "s2")]
+    bench.ends("a", Stage.RUN)
+    bench.ends("a", Stage.EVAL)
+    assert (bench.results["a"].server, bench.results["a"].attempts) == ("s2", 1)
+
+
+def test_a_server_that_does_not_answer_one_rollout_is_left_by_it(bench: Bench) -> None:
+    bench.server("s2")
+    bench.submit("a")
+    bench.ends("a", Stage.INIT)
+    first = bench.scheduler.life("a").server  # type: ignore[union-attr]
+    other = {"s": "s2", "s2": "s"}[first]
+    bench.tell(ServerTrouble("w", "a", first, "no answer"))
+    assert bench.moved == [("a", other)]
+    bench.tell(ServerTrouble("w", "a", other, "no answer"))
+    assert bench.moved[-1] == ("a", None)
+    bench.breaks("a", Stage.RUN, FailureKind.INFERENCE)
+    assert bench.scheduler.life("a").attempt == 2  # type: ignore[union-attr]
+    assert bench.scheduler.servers.assigned("s") + bench.scheduler.servers.assigned("s2") == 0
+
+
+def test_without_moving_a_troubled_run_fails_on_its_worker() -> None:
+    bench = Bench(move_runs=False)
+    bench.worker()
+    bench.server()
+    bench.server("s2")
+    bench.submit("a")
+    bench.ends("a", Stage.INIT)
+    bench.tell(ServerTrouble("w", "a", bench.scheduler.life("a").server, "no answer"))  # type: ignore[union-attr]
+    assert bench.moved == [("a", None)]
+
+
+# after a restart
+
+
+def reports(*stages: Stage, worker: str = "w", attempt: str = "a") -> list[StageFinished]:
+    return [
+        StageFinished(worker, attempt, stage, trajectory=TRAJECTORY if stage is Stage.RUN else None,
+                      reward=1.0 if stage is Stage.EVAL else None, busy_s=2.0)
+        for stage in stages
+    ]  # fmt: skip
+
+
+def recovered(*rollouts: tuple[str, int]) -> Bench:
+    bench = Bench()
+    bench.tell(Recover(tuple((RolloutSpec(name, "t", {}), attempt) for name, attempt in rollouts), grace_s=5.0), at=9.0)
+    return bench
+
+
+REF = ServerRef("s", "n", "ipc://x", "")
+
+
+def test_what_a_worker_still_holds_goes_on_where_it_is() -> None:
+    bench = recovered(("a", 1), ("b", 1), ("c", 1), ("d", 2))
+    held = (
+        Held("a", reports(Stage.INIT), Stage.RUN, REF),
+        Held("b", reports(Stage.INIT, Stage.RUN, attempt="b")),
+        Held("c", reports(Stage.INIT, Stage.RUN, Stage.EVAL, attempt="c")),
+        Held("d", reports(Stage.INIT, attempt="d")),  # of an attempt before the one that is known
+        Held("d#2", running=Stage.INIT),
+    )
+    bench.worker(held=held)
+    assert bench.discarded == [("w", "d")]
+    assert bench.results["c"].status is Status.DONE
+    assert bench.trajectories["c"] == TRAJECTORY
+    assert [t.busy_s for t in bench.results["c"].timings] == [2.0, 2.0, 2.0]
+    assert bench.scheduler.servers.assigned("s") == 1
+    bench.tell(Discarded("w", "d"))
+    assert bench.started == [("eval", "b", "w")]
+    bench.server()
+    bench.ends("a", Stage.RUN)
+    bench.ends("a", Stage.EVAL)
+    bench.tell(Tick(), at=20.0)
+    assert (bench.results["a"].attempts, bench.results["a"].server) == (1, "s")
+    assert bench.scheduler.servers.assigned("s") == 0
+    bench.ends("d#2", Stage.INIT)
+    assert bench.scheduler.life("d").status is Status.RUN  # type: ignore[union-attr]
+
+
+def test_what_nobody_holds_starts_after_the_grace() -> None:
+    bench = recovered(("a", 1), ("b", 3))
+    bench.worker()
+    bench.tell(Tick(), at=13.9)
+    assert bench.started == []
+    bench.submit("new")
+    assert bench.started == [("init", "new", "w")]
+    bench.tell(Tick(), at=14.0)
+    assert bench.started[1:] == [("init", "a", "w")]
+    bench.ends("new", Stage.INIT)
+    assert bench.started[-1] == ("init", "b#3", "w")
+
+
+def test_a_worker_that_comes_after_the_grace_is_still_welcome_with_what_waits() -> None:
+    bench = recovered(("a", 1))
+    bench.tell(Tick(), at=20.0)
+    bench.worker(held=(Held("a", reports(Stage.INIT)),))
+    assert (bench.started, bench.discarded) == ([], [])
+    bench.server()
+    assert bench.started == [("run", "a", "w")]
+
+
+def test_a_rollout_that_two_workers_hold_goes_on_at_one() -> None:
+    bench = recovered(("a", 1))
+    bench.worker("w", held=(Held("a", reports(Stage.INIT)),))
+    bench.worker("v", held=(Held("a#2", running=Stage.INIT),))
+    assert bench.discarded == [("v", "a#2")]
+    bench.tell(StageFinished("v", "a#2", Stage.INIT))
+    bench.tell(Cancel(("a",)))
+    assert bench.results["a"].status is Status.CANCELLED
+
+
+def test_a_failure_that_was_not_told_before_is_retried(bench: Bench) -> None:
+    bench = recovered(("a", 1))
+    failed = StageFinished("w", "a", Stage.INIT, Failure(Stage.INIT, FailureKind.SANDBOX, "broke"), busy_s=1.0)
+    said = bench.worker(held=(Held("a", [failed]),))
+    assert Retried("a", 2) in said
+    assert bench.started == [("init", "a#2", "w")]
+
+
+def test_an_orphan_can_be_cancelled_and_hits_the_wall() -> None:
+    bench = recovered(("a", 1), ("b", 1))
+    bench.tell(Cancel(("a",)))
+    bench.tell(Tick(), at=9.0 + 3600)
+    assert {n: r.status for n, r in bench.results.items()} == {"a": Status.CANCELLED, "b": Status.TIMED_OUT}
+
+
+# the wall, with what was generated
+
+
+def at_the_wall(bench: Bench) -> None:
+    bench.submit("a", budgets=Budgets(run_s=1000, total_s=1000, wall_s=100))
+    bench.ends("a", Stage.INIT)
+    bench.tell(Tick(), at=100.0)
+    assert bench.discarded == [("w", "a")]
+    assert "a" not in bench.results
+
+
+def test_a_run_at_the_wall_gives_its_trajectory(bench: Bench) -> None:
+    at_the_wall(bench)
+    bench.tell(Discarded("w", "a", TRAJECTORY))
+    assert (bench.results["a"].status, bench.trajectories["a"]) == (Status.TIMED_OUT, TRAJECTORY)
+
+
+def test_a_trajectory_is_not_waited_for_for_ever(bench: Bench) -> None:
+    at_the_wall(bench)
+    bench.tell(Tick(), at=110.0)
+    assert (bench.results["a"].status, bench.trajectories["a"]) == (Status.TIMED_OUT, None)
+
+
+def test_a_worker_that_is_lost_takes_its_trajectories_along(bench: Bench) -> None:
+    at_the_wall(bench)
+    bench.tell(WorkerLost("w", "silent"))
+    assert bench.results["a"].status is Status.TIMED_OUT

@@ -17,10 +17,15 @@ from prorl_hpc.core.events import (
     Ended,
     Event,
     Order,
+    Pause,
+    Recover,
+    Retried,
+    ServerDrains,
     ServerLost,
     ServerSeen,
     Submit,
     Tick,
+    WorkerDrains,
     WorkerJoined,
     WorkerLost,
 )
@@ -28,8 +33,11 @@ from prorl_hpc.core.scheduler import Scheduler
 from prorl_hpc.messages.control import (
     Discard,
     Discarded,
+    Held,
+    MoveRun,
     Pools,
     ServerRef,
+    ServerTrouble,
     StageFinished,
     StartEval,
     StartInit,
@@ -43,13 +51,47 @@ SERVERS = ["s0", "s1"]
 STAGE_OF = {StartInit: Stage.INIT, StartRun: Stage.RUN, StartEval: Stage.EVAL}
 
 
+def ref(server_id: str) -> ServerRef:
+    return ServerRef(server_id, "n", "ipc://x", "")
+
+
+def new_scheduler() -> Scheduler:
+    return Scheduler(retries=2, report_grace_s=5.0, discard_again_s=10.0)
+
+
 @dataclass
 class World:
-    """One worker. ``held``: attempt → stage that runs, None between stages."""
+    """One worker. ``held``: attempt → stage that runs, None between stages. ``finals``: last reports that the
+    coordinator has not heard."""
 
     held: dict[str, Stage | None] = field(default_factory=dict)
     server: dict[str, str] = field(default_factory=dict)
     discards: list[str] = field(default_factory=list)
+    reports: dict[str, list[StageFinished]] = field(default_factory=dict)
+    finals: dict[str, list[StageFinished]] = field(default_factory=dict)
+
+    def hello(self) -> tuple[Held, ...]:
+        """All that it holds; the last reports are told thereby."""
+        finals, self.finals = self.finals, {}
+        living = [
+            Held(a, list(self.reports.get(a, [])), stage, ref(self.server[a]) if stage is Stage.RUN else None)
+            for a, stage in self.held.items()
+        ]
+        return (*living, *(Held(a, reports) for a, reports in finals.items()))
+
+    def end_stage(self, report: StageFinished) -> None:
+        attempt = report.rollout_id
+        self.reports.setdefault(attempt, []).append(report)
+        self.server.pop(attempt, None)
+        if report.failure is not None or report.stage is Stage.EVAL:
+            self.drop(attempt)
+        else:
+            self.held[attempt] = None
+
+    def drop(self, attempt: str) -> list[StageFinished]:
+        self.held.pop(attempt, None)
+        self.server.pop(attempt, None)
+        return self.reports.pop(attempt, [])
 
     def running(self, stage: Stage) -> int:
         return sum(s is stage for s in self.held.values())
@@ -58,7 +100,10 @@ class World:
 class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler(retries=2, report_grace_s=5.0, discard_again_s=10.0)
+        self.scheduler = new_scheduler()
+        self.specs: dict[str, RolloutSpec] = {}
+        self.attempts: dict[str, int] = {}
+        self.ended_before = 0
         self.now = 0.0
         self.worlds: dict[str, World] = {}
         self.versions: dict[str, int] = {}
@@ -77,6 +122,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert (result.reward is None) == (result.status is not Status.DONE)
                 assert result.attempts <= 3
                 self.ended[result.rollout_id] = result.status
+            elif isinstance(command, Retried):
+                self.attempts[command.rollout_id] = command.attempt
             else:
                 self.obey(command)
 
@@ -85,6 +132,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         message = order.message
         if isinstance(message, Discard):
             world.discards.append(message.rollout_id)
+            return
+        if isinstance(message, MoveRun):
+            assert world.held[message.rollout_id] is Stage.RUN
+            if message.server is not None:
+                server_id = message.server.server_id
+                assert self.healthy[server_id] and self.versions[server_id] == self.newest
+                world.server[message.rollout_id] = server_id
             return
         attempt = message.spec.rollout_id if isinstance(message, StartInit) else message.rollout_id
         assert message.budget_s > 0
@@ -116,6 +170,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for i in range(count)
         )  # fmt: skip
         self.accepted.update(s.rollout_id for s in specs)
+        self.specs.update({s.rollout_id: s for s in specs})
         self.tell(Submit(specs))
 
     @precondition(lambda self: self.accepted)
@@ -133,7 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def worker_says_hello_again(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.worlds)))
-        self.tell(WorkerJoined(worker, POOLS, frozenset(self.worlds[worker].held)))
+        self.tell(WorkerJoined(worker, POOLS, self.worlds[worker].hello()))
 
     @precondition(lambda self: self.worlds)
     @rule(data=st.data())
@@ -152,7 +207,60 @@ class SchedulerMachine(RuleBasedStateMachine):
         if comes_back:
             world.discards.clear()
             self.worlds[worker] = world
-            self.tell(WorkerJoined(worker, POOLS, frozenset(world.held)))
+            self.tell(WorkerJoined(worker, POOLS, world.hello()))
+
+    @rule(data=st.data(), silent_ends=st.integers(0, 4), servers_first=st.booleans(), notes_lost=st.booleans())
+    def the_coordinator_is_started_anew(
+        self, data: st.DataObject, silent_ends: int, servers_first: bool, notes_lost: bool
+    ) -> None:
+        """Stages end while it is away; workers come back one by one, some after the grace, some not at all."""
+        self.scheduler = new_scheduler()
+        self.scheduler.servers.require("policy", self.newest)
+        self.ended_before = len(self.ended)
+        self.old_reports.clear()
+        for world in self.worlds.values():
+            world.discards.clear()
+        for worker, attempt, stage in self.running()[:silent_ends]:
+            failure = Failure(stage, FailureKind.SANDBOX, "broke") if data.draw(st.booleans()) else None
+            world = self.worlds[worker]
+            report = StageFinished(worker, attempt, stage, failure, reward=1.0, busy_s=1.0)
+            world.end_stage(report)
+            if attempt not in world.held:
+                world.finals[attempt] = [report]
+        live = [spec for name, spec in self.specs.items() if name not in self.ended]
+        known = {} if notes_lost else self.attempts
+        self.tell(Recover(tuple((spec, known.get(spec.rollout_id, 1)) for spec in live), grace_s=3.0))
+        if servers_first:
+            self.servers_say_hello()
+        worlds, self.worlds = self.worlds, {}
+        for worker in data.draw(st.permutations(sorted(worlds))):
+            if data.draw(st.sampled_from([True, True, False])):
+                if data.draw(st.booleans()):
+                    self.now += 1.0
+                    self.tell(Tick())
+                self.worlds[worker] = worlds[worker]
+                self.tell(WorkerJoined(worker, POOLS, worlds[worker].hello()))
+        self.servers_say_hello()
+
+    def servers_say_hello(self) -> None:
+        for server, version in self.versions.items():
+            self.tell(ServerSeen(ref(server), version, self.healthy[server]))
+
+    @rule(on=st.booleans())
+    def pause(self, on: bool) -> None:
+        self.tell(Pause(on))
+
+    @rule(worker=st.sampled_from(WORKERS), server=st.sampled_from(SERVERS), on=st.booleans())
+    def drain(self, worker: str, server: str, on: bool) -> None:
+        self.tell(WorkerDrains(worker, on))
+        self.tell(ServerDrains(server, on))
+
+    @precondition(lambda self: any(world.server for world in self.worlds.values()))
+    @rule(data=st.data())
+    def a_server_does_not_answer(self, data: st.DataObject) -> None:
+        asked = [(w, a, s) for w, world in sorted(self.worlds.items()) for a, s in sorted(world.server.items())]
+        worker, attempt, server = data.draw(st.sampled_from(asked))
+        self.tell(ServerTrouble(worker, attempt, server, "silent"))
 
     @rule(server=st.sampled_from(SERVERS), healthy=st.booleans(), update=st.booleans(), restart=st.booleans())
     def server_reports(self, server: str, healthy: bool, update: bool, restart: bool) -> None:
@@ -161,7 +269,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             version = max(version + 1, self.newest)
         self.versions[server], self.healthy[server] = version, healthy
         self.newest = max(self.newest, version)
-        self.tell(ServerSeen(ServerRef(server, "n", "ipc://x", ""), version, healthy))
+        self.tell(ServerSeen(ref(server), version, healthy))
 
     @precondition(lambda self: self.versions)
     @rule(data=st.data())
@@ -177,11 +285,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         world = self.worlds[worker]
         message = StageFinished(worker, attempt, stage, failure, timed_out, reward=1.0, busy_s=1.0)
         self.old_reports.append(message)
-        if failure is not None or stage is Stage.EVAL:
-            del world.held[attempt]
-        else:
-            world.held[attempt] = None
-        world.server.pop(attempt, None)
+        world.end_stage(message)
         self.tell(message)
 
     @precondition(lambda self: self.running())
@@ -209,8 +313,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def discard_is_answered(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(w for w, world in self.worlds.items() if world.discards)))
         attempt = self.worlds[worker].discards.pop(0)
-        self.worlds[worker].held.pop(attempt, None)
-        self.worlds[worker].server.pop(attempt, None)
+        self.worlds[worker].drop(attempt)
         self.tell(Discarded(worker, attempt))
 
     @precondition(lambda self: any(w.discards for w in self.worlds.values()))
@@ -255,11 +358,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         counts = self.scheduler.counts
         assert all(n >= 0 for n in counts.values())
-        assert sum(n for s, n in counts.items() if s.terminal) == len(self.ended)
+        assert sum(n for s, n in counts.items() if s.terminal) == len(self.ended) - self.ended_before
         assert sum(n for s, n in counts.items() if not s.terminal) == len(self.accepted) - len(self.ended)
 
     def teardown(self) -> None:
         """With workers and servers there, everything ends, and nothing is left anywhere."""
+        self.pause(False)
+        for worker, server in zip(WORKERS, (*SERVERS, "none"), strict=True):
+            self.drain(worker, server, False)
         self.worker_starts("w0")
         self.server_reports("s0", True, True, False)
         lives = [life for r in self.accepted if (life := self.scheduler.life(r)) is not None]
@@ -270,7 +376,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.report(*self.running()[0], None)
             for worker, world in self.worlds.items():
                 for attempt in world.discards:
-                    world.held.pop(attempt, None)
+                    world.drop(attempt)
                     self.tell(Discarded(worker, attempt))
                 world.discards.clear()
             self.tell(Tick())

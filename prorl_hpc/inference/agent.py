@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -45,7 +46,8 @@ async def probe_gap(engine: Engine, probe: WeightProbe) -> float:
 
 class InferenceAgent:
     """``engine`` is started; whoever made it stops it. ``run`` returns when the agent was told to stop, and
-    raises what ends it otherwise."""
+    raises what ends it otherwise. The version that it reports is the newest one that was proved: a coordinator that
+    was started anew asks again for one whose answer it has not got."""
 
     def __init__(
         self,
@@ -59,8 +61,13 @@ class InferenceAgent:
         self._config = config
         self._engine = engine
         self._line = line
-        self._requests = RequestServer(engine, door, config.engine.max_parallel_requests, config.rollout.lost_after_s)
+        self._instance = secrets.token_hex(8)
+        self._requests = RequestServer(
+            engine, door, config.engine.max_parallel_requests, config.rollout.lost_after_s, self._instance
+        )
         self._updates: asyncio.Queue[WeightUpdate] = asyncio.Queue()
+        self._proved: WeightUpdate | None = None
+        self._proved_gap: float | None = None
         self._announced_version = 0
         self._weights_trouble = ""
         self._last_load = EngineLoad(0, 0, 0, 0)
@@ -113,33 +120,43 @@ class InferenceAgent:
         raise RunError(f"the engine of {self._server.server_id} is down for good: {words}")
 
     async def _apply_updates(self) -> None:
-        """One after the other, in the order they came; each is answered."""
+        """One after the other, in the order they came; each is answered, one that was proved before at once."""
         while True:
             update = await self._updates.get()
             began = time.monotonic()
-            gap, error = None, ""
+            error = ""
             try:
-                await self._engine.update_weights(update)
-                if update.probe is not None:
-                    gap = await probe_gap(self._engine, update.probe)
+                if update != self._proved or self._version() != update.version:
+                    await self._apply(update)
             except InferenceError as trouble:
                 error = str(trouble)
                 log.error("weights %d: %s", update.version, error)
             seconds = time.monotonic() - began
             self._weights_trouble = error
-            self._announced_version = self._engine.weight_version
+            self._announced_version = self._version()
+            gap = None if error else self._proved_gap
             if not error:
                 log.info("serving weights %d after %.2f s, probe gap %s", update.version, seconds, gap)
             await self._line.send(WeightUpdated(update.version, self._server.server_id, seconds, gap, error))
 
+    async def _apply(self, update: WeightUpdate) -> None:
+        await self._engine.update_weights(update)
+        self._proved_gap = await probe_gap(self._engine, update.probe) if update.probe is not None else None
+        self._proved = update
+
+    def _version(self) -> int:
+        """The engine's weights, unless they were not proved: then the last ones that were."""
+        return min(self._engine.weight_version, self._proved.version if self._proved is not None else 0)
+
     def _hello(self) -> InferenceHello:
-        self._announced_version = self._engine.weight_version
+        self._announced_version = self._version()
         return InferenceHello(
             self._server,
             self._engine.description,
             self._config.model.name,
-            self._engine.weight_version,
+            self._announced_version,
             self._config.model.max_context_tokens,
+            self._instance,
         )
 
     async def _heartbeat(self) -> ServerLoad | InferenceHello:
@@ -153,12 +170,12 @@ class InferenceAgent:
             log.debug("the engine is too busy to say how busy it is")
         except InferenceError as error:
             trouble = str(error)
-        if not trouble and self._engine.weight_version < self._announced_version:
+        if not trouble and self._version() < self._announced_version:
             return self._hello()
         load = self._last_load
         return ServerLoad(
             self._server.server_id,
-            self._engine.weight_version,
+            self._version(),
             load.running,
             load.waiting + self._requests.waiting,
             load.prompt_tokens,

@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
+
+
+class ServerDown(InferenceError):
+    """The server's fault and not the request's: another server may answer it."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,8 @@ class EngineLoad:
 
 
 class Engine(Protocol):
-    """All coroutines raise InferenceError with the engine's own last words when it breaks."""
+    """All coroutines raise ServerDown with the engine's own last words when it breaks, and InferenceError when it
+    refuses what was asked."""
 
     @property
     def description(self) -> str:
@@ -60,7 +66,7 @@ class Engine(Protocol):
     async def wait_broken(self) -> str:
         """Return, with the engine's last words, only when it is down for good (its restarts are used up).
 
-        While it is being started again, ``load`` and ``generate`` raise InferenceError, and afterwards
+        While it is being started again, ``load`` and ``generate`` raise ServerDown, and afterwards
         ``weight_version`` is 0 again: the model as it lies on disk."""
         ...
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
 from prorl_hpc.inference.priority_gate import PriorityGate
-from prorl_hpc.inference.protocol import Engine
+from prorl_hpc.inference.protocol import Engine, ServerDown
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import (
     Abort,
@@ -47,13 +46,14 @@ class RequestServer:
     nothing is heard for ``lost_after_s`` has vanished."""
 
     def __init__(
-        self, engine: Engine, door: RouterDoor[WorkerToInference], max_parallel: int, lost_after_s: float
+        self, engine: Engine, door: RouterDoor[WorkerToInference], max_parallel: int, lost_after_s: float, instance: str
     ) -> None:
+        """``instance`` names this process, as in Pong."""
         self._engine = engine
         self._door = door
         self._gate = PriorityGate(max_parallel)
         self._lost_after_s = lost_after_s
-        self._pong = Pong(secrets.token_hex(8))
+        self._pong = Pong(instance)
         self._active: dict[tuple[bytes, str], _Active] = {}
         self._silent_ticks: dict[bytes, int] = {}
         self._aborts: set[asyncio.Task[None]] = set()
@@ -96,7 +96,7 @@ class RequestServer:
                 )
             answer: Any = Generated(request.request_id, completion)
         except InferenceError as error:
-            answer = InferenceFailed(request.request_id, str(error))
+            answer = InferenceFailed(request.request_id, str(error), server_down=isinstance(error, ServerDown))
         except asyncio.CancelledError:
             if not self._active[key].aborted:
                 raise
@@ -144,7 +144,9 @@ class RequestServer:
     async def _end_all(self) -> None:
         tasks = [active.task for active in self._active.values()]
         for peer, request_id in list(self._active):
-            await self._door.send(peer, InferenceFailed(request_id, "the LLM server is being stopped"))
+            await self._door.send(
+                peer, InferenceFailed(request_id, "the LLM server is being stopped", server_down=True)
+            )
         for task in (*tasks, *self._aborts):
             task.cancel()
         await asyncio.gather(*tasks, *self._aborts, return_exceptions=True)

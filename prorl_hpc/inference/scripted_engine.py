@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-from prorl_hpc.inference.protocol import EngineLoad
+from prorl_hpc.inference.protocol import EngineLoad, ServerDown
 from prorl_hpc.inference.version_spans import spans_of
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, FinishReason, WeightUpdate
@@ -129,4 +129,4 @@ class ScriptedEngine:
 
     def _check_alive(self) -> None:
         if self._broken.is_set():
-            raise InferenceError(f"the scripted engine is down: {self._last_words}")
+            raise ServerDown(f"the scripted engine is down: {self._last_words}")

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, __version__
 
 from prorl_hpc.config.schema import EngineConfig
-from prorl_hpc.inference.protocol import EngineLoad
+from prorl_hpc.inference.protocol import EngineLoad, ServerDown
 from prorl_hpc.inference.transformers_batch import Cohort, Request, sample, uncancellable
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, FinishReason, WeightUpdate
@@ -89,7 +89,7 @@ class TransformersEngine:
 
     def _check_alive(self) -> None:
         if self._broken.done():
-            raise InferenceError(f"the transformers engine is down: {self._broken.result()}")
+            raise ServerDown(f"the transformers engine is down: {self._broken.result()}")
 
     def _run(self) -> None:
         """The model's thread: what is asked for in between, then one token for everybody."""
@@ -119,7 +119,7 @@ class TransformersEngine:
         self._broken.set_result(why)
         for request in list(self._requests.values()):
             if not request.result.done():
-                request.result.set_exception(InferenceError(f"the transformers engine is down: {why}"))
+                request.result.set_exception(ServerDown(f"the transformers engine is down: {why}"))
 
     def _admit(self) -> None:
         for request in self._waiting:

@@ -14,10 +14,10 @@ from typing import Any
 
 import aiohttp
 
-from prorl_hpc.inference.protocol import EngineLoad
+from prorl_hpc.inference.protocol import EngineLoad, ServerDown
 from prorl_hpc.inference.vllm_process import VllmProcess
 from prorl_hpc.inference.vllm_settings import MODEL_NAME, check_weight_plugin, vllm_version
-from prorl_hpc.inference.vllm_wire import completion_of, prompt_logprobs_of, read_counters
+from prorl_hpc.inference.vllm_wire import completion_of, prompt_logprobs_of, read_counters, refusal
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
@@ -208,7 +208,7 @@ class VllmEngine:
         try:
             await asyncio.wait_for(self._serving.wait(), limit_s)
         except TimeoutError:
-            raise InferenceError(f"{self._name}: not serving for {limit_s:.0f} s: {self._trouble}") from None
+            raise ServerDown(f"{self._name}: not serving for {limit_s:.0f} s: {self._trouble}") from None
 
     async def load(self) -> EngineLoad:
         """From the server's own metrics; InferenceError while it does not serve."""
@@ -218,7 +218,7 @@ class VllmEngine:
             async with session.get("http://vllm/metrics", timeout=timeout) as response:
                 counters = read_counters(await response.text())
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise InferenceError(f"{self._name}: the vLLM server does not answer /metrics: {error!r}") from error
+            raise ServerDown(f"{self._name}: the vLLM server does not answer /metrics: {error!r}") from error
         prompt_before, generated_before = self._tokens_before_restart
         self._load = EngineLoad(
             running=counters["vllm:num_requests_running"],
@@ -242,7 +242,7 @@ class VllmEngine:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            raise InferenceError(f"{self._name}: the vLLM server is not serving: {self._trouble}")
+            raise ServerDown(f"{self._name}: the vLLM server is not serving: {self._trouble}")
         return self._session
 
     async def _post(self, route: str, body: Any = None) -> Any:
@@ -251,9 +251,8 @@ class VllmEngine:
         try:
             async with session.post(f"http://vllm{route}", json=body) as response:
                 if response.status != 200:
-                    text = (await response.text())[:2000]
-                    raise InferenceError(f"{self._name}: vLLM answers {response.status} to {route}: {text}")
+                    raise refusal(self._name, route, response.status, await response.text())
                 return await response.json(content_type=None) if response.content_length != 0 else None
         except (aiohttp.ClientError, ValueError) as error:  # ValueError: not JSON
             words = self._process.obituary("broke off")
-            raise InferenceError(f"{self._name}: {route}: {error!r}: {words}") from error
+            raise ServerDown(f"{self._name}: {route}: {error!r}: {words}") from error

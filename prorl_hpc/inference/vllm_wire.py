@@ -1,4 +1,8 @@
-"""vLLM's answers, checked and made ours. An answer without ids or logprobs is refused, never filled in."""
+"""vLLM's answers, checked and made ours. An answer without ids or logprobs is refused, never filled in.
+
+Two routes: ``/inference/v1/generate`` of our own servers, which says which weights wrote which tokens, and the
+OpenAI-compatible ``/v1/completions`` of servers outside the run, which does not.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,14 @@ from typing import Any
 
 import msgspec
 
+from prorl_hpc.inference.protocol import ServerDown
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan
+from prorl_hpc.messages.rollout import SamplingParams
+
+_REQUESTS_FAULT = (400, 413, 422)
+_SHOWN_CHARACTERS = 2000
+_ID_PREFIX = "token_id:"
 
 
 class _Logprob(msgspec.Struct):
@@ -40,10 +50,34 @@ class _CachedTokens(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens_details: _CachedTokens | None = None
 
+    @property
+    def cached_tokens(self) -> int:
+        details = self.prompt_tokens_details
+        return (details.cached_tokens or 0) if details is not None else 0
+
 
 class _Generated(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage = msgspec.field(default_factory=_Usage)
+
+
+class _TextLogprobs(msgspec.Struct):
+    """``tokens`` are ``token_id:N`` where return_tokens_as_token_ids is obeyed."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+
+
+class _TextChoice(msgspec.Struct):
+    logprobs: _TextLogprobs
+    finish_reason: FinishReason
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class _Completed(msgspec.Struct):
+    choices: list[_TextChoice]
+    usage: _Usage | None = None
 
 
 _COUNTERS = (
@@ -52,6 +86,12 @@ _COUNTERS = (
     "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total",
 )
+
+
+def refusal(server: str, route: str, status: int, text: str) -> InferenceError:
+    """What an answer other than 200 means: InferenceError if the request is to blame, else ServerDown."""
+    kind = InferenceError if status in _REQUESTS_FAULT else ServerDown
+    return kind(f"{server} answers {status} to {route}: {text[:_SHOWN_CHARACTERS]}")
 
 
 def completion_of(answer: Any, server: str) -> Completion:
@@ -65,17 +105,76 @@ def completion_of(answer: Any, server: str) -> Completion:
         ) from error
     logprobs = choice.logprobs.content
     if [entry.token_id for entry in logprobs] != choice.token_ids:
-        raise InferenceError(
-            f"{server} returned {len(choice.token_ids)} token ids and {len(logprobs)} logprobs that do not belong to them"
-        )
-    details = generated.usage.prompt_tokens_details
+        raise _do_not_belong(server, choice.token_ids, len(logprobs))
     return Completion(
         token_ids=choice.token_ids,
         logprobs=[entry.logprob for entry in logprobs],
         finish_reason=choice.finish_reason,
         versions=[VersionSpan(int(s.version), s.start, s.end) for s in choice.weight_versions if s.end > s.start],
-        cached_prompt_tokens=(details.cached_tokens or 0) if details is not None else 0,
+        cached_prompt_tokens=generated.usage.cached_tokens,
     )
+
+
+def completions_body(model: str, token_ids: Sequence[int], sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
+    """What /v1/completions is asked. Its answer belongs to ``completion_of_completions``."""
+    body = {
+        "model": model,
+        "prompt": list(token_ids),
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        # a server's own defaults (a model's generation_config.json) would sample from another distribution
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": sampling.stop_token_ids,
+        "logprobs": 1,  # the token's own; some servers take 0 for none
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    return body if sampling.seed is None else body | {"seed": sampling.seed}
+
+
+def completion_of_completions(answer: bytes, prompt: Sequence[int], weight_version: int, server: str) -> Completion:
+    """The one choice of a /v1/completions answer, whose tokens are all marked with ``weight_version``."""
+    try:
+        completed = msgspec.json.decode(answer, type=_Completed)
+        (choice,) = completed.choices
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InferenceError(
+            f"{server} answers /v1/completions without what training needs (token ids and a logprob for each): {error}"
+        ) from error
+    if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt):
+        raise InferenceError(f"{server} has read another prompt than the {len(prompt)} token ids that it was given")
+    ids, logprobs = _ids_of(choice, server), choice.logprobs.token_logprobs
+    if len(ids) != len(logprobs):
+        raise _do_not_belong(server, ids, len(logprobs))
+    versions = [VersionSpan(weight_version, 0, len(ids))] if ids else []
+    cached = completed.usage.cached_tokens if completed.usage is not None else 0
+    return Completion(ids, logprobs, choice.finish_reason, versions, cached)
+
+
+def _ids_of(choice: _TextChoice, server: str) -> list[int]:
+    """From ``token_ids``, or from the names of the tokens; where there are both, they agree."""
+    tokens = choice.logprobs.tokens
+    named = [token.removeprefix(_ID_PREFIX) for token in tokens if token.startswith(_ID_PREFIX)]
+    named_ids = [int(name) for name in named if name.isdecimal()]
+    if choice.token_ids is None:
+        if len(named_ids) != len(tokens):
+            raise InferenceError(
+                f"{server} answers /v1/completions with text and without token ids: training needs a server that obeys "
+                "return_token_ids (vLLM 0.10.2 or newer, with no proxy that strips them)"
+            )
+        return named_ids
+    if named_ids and named_ids != choice.token_ids:
+        raise _do_not_belong(server, choice.token_ids, len(tokens))
+    return choice.token_ids
+
+
+def _do_not_belong(server: str, ids: Sequence[int], logprobs: int) -> InferenceError:
+    return InferenceError(f"{server} returned {len(ids)} token ids and {logprobs} logprobs that do not belong to them")
 
 
 def prompt_logprobs_of(answer: Any, token_ids: Sequence[int], server: str) -> list[float]:

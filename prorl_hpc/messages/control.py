@@ -28,7 +28,8 @@ class Pools(msgspec.Struct, frozen=True):
 class ServerRef(msgspec.Struct, frozen=True):
     """How a worker reaches an LLM server: its agent's ZeroMQ door. ``ipc`` is used when ``node``
     is the worker's own node, else ``tcp``. An outside server has a ``url`` instead (``http(s)://host:port/v1`` or
-    ``unix:/path``), the ``model`` to ask it for and perhaps an ``api_key``."""
+    ``unix:/path``), the ``model`` to ask it for, perhaps an ``api_key``, and the ``weight_version`` that its answers
+    are marked with (the run's own servers mark them themselves)."""
 
     server_id: str
     node: str
@@ -38,6 +39,7 @@ class ServerRef(msgspec.Struct, frozen=True):
     url: str = ""
     model: str = ""
     api_key: str = ""
+    weight_version: int = 0
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -62,11 +64,16 @@ class WorkerHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class InferenceHello(msgspec.Struct, frozen=True, tag=True):
+    """``weight_version``: the newest weights that it serves and has proved; an older one than the newest published asks
+    for that. ``instance`` is random per process: another one than before means that it was started anew, and that what
+    it was asked before is forgotten."""
+
     server: ServerRef
     engine: str
     model: str
     weight_version: int
     max_model_len: int
+    instance: str = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):

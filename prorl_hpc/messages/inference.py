@@ -69,8 +69,11 @@ class Generated(msgspec.Struct, frozen=True, tag=True):
 
 
 class InferenceFailed(msgspec.Struct, frozen=True, tag=True):
+    """``server_down``: it is the server's fault and not the request's, which another server may answer."""
+
     request_id: str
     message: str
+    server_down: bool = False
 
 
 class WeightProbe(msgspec.Struct, frozen=True):

@@ -1,0 +1,153 @@
+"""An LLM server outside the run, over HTTP: vLLM or another that takes token ids and gives ids and logprobs back.
+
+A coroutine that is cancelled closes its connection, which ends the generation. While requests wait for it, the server
+is asked now and then whether it lives: a connection to a host that is gone says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from prorl_hpc.inference.protocol import ServerDown
+from prorl_hpc.inference.vllm_wire import completion_of_completions, completions_body, refusal
+from prorl_hpc.messages.errors import InferenceError
+from prorl_hpc.messages.inference import Completion, Generate
+
+_UNIX = "unix:"
+_KEEP_IDLE_S = 2.0
+"""Less than the 5 s after which uvicorn closes an idle connection: else a request may meet one being closed."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """``max_model_len`` in tokens; None: the server does not say."""
+
+    name: str
+    max_model_len: int | None
+
+
+class _Listed(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Listed]
+
+
+class OutsideClient:
+    """``url`` is ``http(s)://host:port/v1`` or ``unix:/path``; InferenceError otherwise. Shared by all rollouts on that
+    server. Use inside a running event loop, and ``close`` it."""
+
+    def __init__(
+        self, server_id: str, url: str, api_key: str = "", *, ping_s: float = 2.0, lost_after_s: float = 20.0
+    ) -> None:
+        self._name = f"LLM server {server_id} at {url}"
+        self._ping_s = ping_s
+        self._lost_after_s = lost_after_s
+        connector: aiohttp.BaseConnector
+        if url.startswith(f"{_UNIX}/"):
+            self._base = "http://outside/v1"
+            connector = aiohttp.UnixConnector(url.removeprefix(_UNIX), limit=0, keepalive_timeout=_KEEP_IDLE_S)
+        elif url.startswith(("http://", "https://")):
+            self._base = url.rstrip("/")
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_IDLE_S)
+        else:
+            raise InferenceError(f"{self._name}: the url must be http(s)://host:port/v1 or unix:/path")
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=lost_after_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        self._models: dict[str, ServedModel] = {}
+        self._waiting: set[asyncio.Timeout] = set()
+        self._watcher = asyncio.create_task(self._watch(), name=f"watch {self._name}")
+
+    async def model(self, name: str) -> ServedModel:
+        """The model of that name, or for an empty one the only one. InferenceError if it is not served."""
+        if name not in self._models:
+            self._models[name] = self._choose(name, await self._call("GET", "/models"))
+        return self._models[name]
+
+    def _choose(self, name: str, answer: bytes) -> ServedModel:
+        try:
+            listed = msgspec.json.decode(answer, type=_Models).data
+        except msgspec.DecodeError as error:
+            raise InferenceError(f"{self._name} does not list its models at /models: {error}") from error
+        fitting = [model for model in listed if name in ("", model.id)]
+        if len(fitting) != 1:
+            served = ", ".join(model.id for model in listed) or "none"
+            wanted = f"model {name} is not among them" if name else "say which one is meant (model)"
+            raise InferenceError(f"{self._name} serves the models {served}: {wanted}")
+        return ServedModel(fitting[0].id, fitting[0].max_model_len)
+
+    async def generate(self, request: Generate, model: str, weight_version: int) -> Completion:
+        """``weight_version`` is what the tokens are marked with. ServerDown, or InferenceError for a request that it
+        refuses and for an answer without ids or logprobs."""
+        served = await self.model(model)
+        max_tokens = request.sampling.max_tokens
+        if served.max_model_len is not None:
+            room = served.max_model_len - len(request.token_ids)
+            if room < 1:
+                raise InferenceError(
+                    f"{self._name}: the prompt has {len(request.token_ids)} tokens, the server's max_model_len is "
+                    f"{served.max_model_len} and a turn needs at least one more"
+                )
+            max_tokens = min(max_tokens, room)
+        body = completions_body(served.name, request.token_ids, request.sampling, max_tokens)
+        answer = await self._call("POST", "/completions", body | {"request_id": request.request_id})
+        return completion_of_completions(answer, request.token_ids, weight_version, self._name)
+
+    async def _call(self, method: str, route: str, body: Any = None) -> bytes:
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._waiting.add(patience)
+                try:
+                    return await self._exchange(method, route, body)
+                finally:
+                    self._waiting.discard(patience)
+        except TimeoutError as error:
+            raise ServerDown(f"{self._name} has not answered for {self._lost_after_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise ServerDown(f"{self._name} does not answer {route}: {error!r}") from error
+
+    async def _exchange(self, method: str, route: str, body: Any = None) -> bytes:
+        # not redirected: the key is for this server
+        async with self._session.request(method, self._base + route, json=body, allow_redirects=False) as response:
+            if response.status != 200:
+                text = await response.text(errors="replace")
+                raise refusal(self._name, route, response.status, text)
+            return await response.read()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._ping_s)
+            if not self._waiting:
+                continue
+            try:
+                async with asyncio.timeout(self._lost_after_s):
+                    await self._until_alive()
+            except TimeoutError:
+                lost, self._waiting = self._waiting, set()
+                for patience in lost:
+                    patience.reschedule(0.0)
+
+    async def _until_alive(self) -> None:
+        """Any answer will do."""
+        while True:
+            try:
+                async with self._session.get(self._base + "/models", allow_redirects=False):
+                    return
+            except aiohttp.ClientError:
+                await asyncio.sleep(self._ping_s)
+
+    async def close(self) -> None:
+        self._watcher.cancel()
+        await asyncio.gather(self._watcher, return_exceptions=True)
+        await self._session.close()

@@ -34,11 +34,13 @@ _RULES: list[tuple[Check, str]] = [
     (_AT_LEAST_1, "engine.block_size engine.kv_cache_mib engine.max_parallel_requests sandbox.start_limit"),
     (_AT_LEAST_1, "sandbox.output_limit_bytes sandbox.max_processes sandbox.max_file_mib task.max_turns"),
     (_AT_LEAST_1, "task.max_turn_tokens task.observation_limit_chars rollout.init_slots rollout.ready_slots"),
-    (_AT_LEAST_1, "rollout.run_slots rollout.eval_slots trainer.steps trainer.groups_per_step trainer.group_size"),
+    (_AT_LEAST_1, "rollout.run_slots rollout.eval_slots rollout.workers_per_node trainer.steps"),
+    (_AT_LEAST_1, "trainer.groups_per_step trainer.group_size"),
     (_AT_LEAST_1, "trainer.max_rows_per_step trainer.ranks_per_node trainer.threads trainer.micro_batch_tokens"),
     (_AT_LEAST_1, "trainer.checkpoint_every trainer.keep_checkpoints trainer.eval_prompts trainer.eval_samples"),
     (_AT_LEAST_1, "cluster.time_minutes cluster.rollout.nodes cluster.inference.nodes cluster.trainer.nodes"),
-    (_NOT_NEGATIVE, "run.min_free_disk_gib run.min_free_memory_gib engine.restarts sandbox.start_retries"),
+    (_NOT_NEGATIVE, "run.min_free_disk_gib run.min_free_memory_gib run.restarts engine.restarts sandbox.start_retries"),
+    (_NOT_NEGATIVE, "rollout.drain_s"),
     (_NOT_NEGATIVE, "sandbox.max_memory_mib rollout.retries trainer.max_parallel_groups trainer.weight_decay"),
     (_NOT_NEGATIVE, "trainer.warmup_steps trainer.soft_overlong_cache_tokens trainer.max_response_tokens"),
     (_NOT_NEGATIVE, "trainer.eval_every cluster.rollout.cpus cluster.inference.cpus cluster.trainer.cpus"),
@@ -53,6 +55,9 @@ _RULES: list[tuple[Check, str]] = [
     (_one_of("none", "host"), "sandbox.network"),
     (_one_of("auto", "float32", "bfloat16", "float16"), "engine.dtype"),
     (_one_of("auto", "float32", "bfloat16"), "trainer.dtype"),
+    (_one_of("least_in_flight", "round_robin"), "rollout.balancing"),
+    (_one_of("move", "retry"), "rollout.when_server_lost"),
+    (_one_of("cancel", "carry"), "trainer.when_full"),
 ]
 
 
@@ -122,6 +127,11 @@ def _clocks(config: ProrlConfig) -> Iterator[str]:
         yield f"rollout.total_s={clocks.total_s:g} is less than one stage's budget (init_s, run_s, eval_s)"
     if clocks.wall_s < clocks.total_s:
         yield f"rollout.wall_s={clocks.wall_s:g} is less than rollout.total_s={clocks.total_s:g}"
+    if clocks.drain_s >= config.run.stop_timeout_s:
+        yield (
+            f"rollout.drain_s={clocks.drain_s:g} must be less than run.stop_timeout_s={config.run.stop_timeout_s:g}, "
+            "or workers that are told to stop are killed while their stages go on"
+        )
     if clocks.lost_after_s < 2 * clocks.heartbeat_s:
         yield (
             f"rollout.lost_after_s={clocks.lost_after_s:g} must be at least twice rollout.heartbeat_s="

@@ -58,24 +58,10 @@ def make_plan(config: ProrlConfig) -> Plan:
     def count(component: ComponentConfig) -> int:
         return 1 if local else component.nodes
 
-    workers, engines = count(config.cluster.rollout), count(config.cluster.inference)
-    rollout = [
-        NodePlan(
-            [ProcessPlan("coordinator", "coordinator", "rollout")] * (i == 0)
-            + [ProcessPlan(f"worker-{i}", "worker", "worker", index=i)]
-        )
-        for i in range(workers)
-    ]
-    per_node = config.engine.servers_per_node
-    inference = [
-        NodePlan(
-            [
-                ProcessPlan(f"inference-{i * per_node + k}", "inference", "inference", index=i * per_node + k)
-                for k in range(per_node)
-            ]
-        )
-        for i in range(engines)
-    ]
+    coordinator = ProcessPlan("coordinator", "coordinator", "rollout")
+    workers = _nodes_of("worker", "worker", count(config.cluster.rollout), config.rollout.workers_per_node)
+    rollout = [NodePlan([coordinator] * (i == 0) + node.processes) for i, node in enumerate(workers)]
+    inference = _nodes_of("inference", "inference", count(config.cluster.inference), config.engine.servers_per_node)
     trainer: list[NodePlan] = []
     if config.trainer.enabled:
         ranks = config.trainer.ranks_per_node
@@ -94,3 +80,9 @@ def make_plan(config: ProrlConfig) -> Plan:
         return Plan([ComponentPlan("all", [NodePlan(everything)])])
     named = [("rollout", rollout), ("inference", inference), ("trainer", trainer)]
     return Plan([ComponentPlan(name, nodes) for name, nodes in named if nodes])
+
+
+def _nodes_of(role: str, module: str, nodes: int, per_node: int) -> list[NodePlan]:
+    """``per_node`` processes on each node, numbered over all of them: ``worker-0``, ``worker-1``, …"""
+    numbers = [range(i * per_node, (i + 1) * per_node) for i in range(nodes)]
+    return [NodePlan([ProcessPlan(f"{role}-{n}", role, module, index=n) for n in some]) for some in numbers]

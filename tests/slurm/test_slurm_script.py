@@ -76,14 +76,14 @@ def test_scripts_pass_shellcheck(directory: Path) -> None:
 def test_the_plan_counts_processes_over_nodes() -> None:
     config = site_config()
     config.cluster.inference.nodes = 2
-    config.engine.servers_per_node = 2
+    config.engine.servers_per_node = config.rollout.workers_per_node = 2
     config.cluster.trainer.nodes = 2
     config.trainer.ranks_per_node = 2
     plan = make_plan(config)
     names = [[process.name for process in node.processes] for node in plan.nodes]
     assert names == [
-        ["coordinator", "worker-0"],
-        ["worker-1"],
+        ["coordinator", "worker-0", "worker-1"],
+        ["worker-2", "worker-3"],
         ["inference-0", "inference-1"],
         ["inference-2", "inference-3"],
         ["trainer-0", "trainer-1"],
@@ -105,6 +105,7 @@ def test_children_and_sbatch_get_a_clean_environment() -> None:
     inside = {"SLURM_MEM_PER_NODE": "1", "SLURM_CONF": "/c", "PMIX_RANK": "0", "HOME": "/h", "SBATCH_ACCOUNT": "a"}
     assert submission_unset(inside) == ["PMIX_RANK", "SLURM_MEM_PER_NODE"]
     children = child_environment({**inside, "SLURMD_NODENAME": "n1", "SUBMITIT_EXECUTOR": "slurm"}, "demo-1")
+    assert len(children.pop("PRORL_JOB_TOKEN")) == 32
     assert children == {
         "SLURM_CONF": "/c", "HOME": "/h", "SLURMD_NODENAME": "n1", "PRORL_RUN_ID": "demo-1", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip

@@ -7,7 +7,8 @@ Every line has ``kind``, ``step`` and ``time`` (seconds since the epoch).
 
 - ``reward``: mean over all finished rollouts of the batch, those of uniform groups too; ``reward_accepted``: over
   the groups that were trained on
-- ``rollouts``, ``rollouts_failed``, ``groups_accepted``, ``groups_uniform``, ``groups_broken``: counts
+- ``rollouts``, ``rollouts_failed``, ``groups_accepted``, ``groups_uniform``, ``groups_broken``: counts;
+  ``groups_carried``: groups that went on into the next step, which counts their rollouts
 - ``failures``: {kind: rollouts}
 - ``tokens_generated``, ``tokens_trained``, ``tokens_total``: tokens that the policy wrote, that went into the loss, with prompts
 - ``seconds``: {``rollouts``, ``training``, ``publishing``, ``saving``, ``evaluating``, ``total``}, those that apply

@@ -101,4 +101,4 @@ def _step_line(record: dict[str, object], snapshot: Snapshot) -> str:
     return "  ".join(parts)
 
 
-GROUP_KEYS = ("groups_accepted", "groups_uniform", "groups_broken")
+GROUP_KEYS = ("groups_accepted", "groups_uniform", "groups_broken", "groups_carried")

@@ -142,6 +142,7 @@ def _groups(figures: RunFigures) -> str:
         ("groups_accepted", "accepted: trained on"),
         ("groups_uniform", "uniform: all samples had the same reward, so nothing to learn"),
         ("groups_broken", "broken: too few samples finished"),
+        ("groups_carried", "carried: went on into the next step"),
     ):
         if (total := figures.total(key)) is not None:
             rows.append((meaning, str(int(total))))

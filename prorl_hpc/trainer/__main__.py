@@ -91,7 +91,8 @@ async def lead(process: Process, stop: StopSignal, world: int) -> None:
     process.ready(detail="training")
     try:
         await stop.guard(process.wait_for("coordinator", config.run.start_timeout_s))
-        async with RolloutClient.for_run(process) as client:
+        # So long: a coordinator may be started again, and at the beginning servers and workers may still be coming.
+        async with RolloutClient.for_run(process, patience_s=config.run.start_timeout_s) as client:
             with TensorBoard(run.tensorboard) as board:
                 loop = TrainingLoop(
                     config,

@@ -1,7 +1,8 @@
 """The training loop of rank 0: rollouts, an optimizer step, new weights to the servers, and again.
 
-Synchronous: the rollouts of a step all come from the weights of the step before. One optimizer step per batch,
-so the engine's recorded logprobs are π_old.
+Synchronous: the rollouts of a step come from the weights of the step before; with trainer.when_full=carry, groups that
+were in flight when a step was full end in the next one, their older tokens written by older weights. One optimizer
+step per batch, so the engine's recorded logprobs are π_old.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class TrainingLoop:
         self.prompts = PromptOrder(train_rows, config.run.seed)
         self.heldout = heldout_rows[: config.trainer.eval_prompts]
         self.probe_ids = probe_ids
+        self.servers = frozenset(p.name for p in make_plan(config).processes if p.role == "inference")
         self.position = position
         self.metrics = MetricsLog(run.metrics_file)
         self.weight_version = 0
@@ -138,22 +140,23 @@ class TrainingLoop:
         """Train on ``result`` and add to ``record``; False if there was nothing to learn from."""
         batch = training_batch(result, self.settings)
         record["tokens_trained"] = batch.total_tokens
+        progress = result.progress
         if not batch.samples:
             log.warning(
                 "step %d: no group to learn from (%d uniform, %d broken of %d started): the weights stay as they are",
                 record["step"],
-                result.progress.uniform,
-                result.progress.broken,
-                result.progress.rows_used,
+                progress.uniform,
+                progress.broken,
+                progress.rows_used + progress.carried_in,
             )
             return False
-        if result.progress.state is BatchState.EXHAUSTED:
+        if progress.state is BatchState.EXHAUSTED:
             log.warning(
                 "step %d: only %d of %d groups could be had from %d prompts (trainer.max_rows_per_step); training on those",
                 record["step"],
-                result.progress.accepted,
-                result.progress.groups_wanted,
-                result.progress.rows_used,
+                progress.accepted,
+                progress.groups_wanted,
+                progress.rows_used,
             )
         rate = self._learning_rate(record["step"])
         with self._phase("training", f"{len(batch.samples)} samples, {batch.total_tokens} tokens"):
@@ -198,11 +201,11 @@ class TrainingLoop:
 
     async def _wait_for_servers(self) -> None:
         """Until the service has as many healthy servers as the plan has, or start_timeout_s has passed."""
-        wanted = sum(p.role == "inference" for p in make_plan(self.config).processes)
+        wanted = len(self.servers)
         deadline = time.monotonic() + self.config.run.start_timeout_s
         while True:
             status = await self._or_stop(self.service.status())
-            healthy = [s for s in status.servers if s.healthy]
+            healthy = [s for s in status.servers if s.healthy and s.server_id in self.servers]
             if len(healthy) >= wanted:
                 return
             if time.monotonic() > deadline:
@@ -222,7 +225,9 @@ class TrainingLoop:
         with self._phase("publishing", f"weights {version}"):
             paths = await self.crew.write_weights(self.directory.version(version))
             probe = WeightProbe(self.probe_ids, await self.crew.score(self.probe_ids), self.settings.probe_tolerance)
-            gap = await self._or_stop(announce(self.service, version, paths, probe))
+            patience_s = self.config.run.start_timeout_s
+            published = announce(self.service, version, paths, probe, servers=self.servers, patience_s=patience_s)
+            gap = await self._or_stop(published)
             self.directory.remove_older()
         self.weight_version = version
         log.info("weights %d are served, probe gap %s", version, "unknown" if gap is None else f"{gap:.2g}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from prorl_hpc.config.schema import ProrlConfig
-from prorl_hpc.messages.batch import BatchSpec, GroupFilter
-from prorl_hpc.messages.rollout import Budgets, SamplingParams
+from prorl_hpc.messages.batch import BatchSpec, GroupFilter, WhenFull
+from prorl_hpc.messages.rollout import SamplingParams
 from prorl_hpc.trainer.prompts import Row
 
 
@@ -22,6 +22,7 @@ def training_order(config: ProrlConfig, step: int, rows: list[Row]) -> BatchSpec
         filter=GroupFilter.INFORMATIVE if settings.dynamic_sampling else GroupFilter.ALL,
         sampling=_sampling(config, settings.temperature, settings.top_p, 2 * step),
         max_parallel_groups=settings.max_parallel_groups,
+        when_full=WhenFull(settings.when_full),
     )
 
 
@@ -41,9 +42,7 @@ def evaluation_order(config: ProrlConfig, step: int, rows: list[Row]) -> BatchSp
 
 
 def _order(config: ProrlConfig, batch_id: str, rows: list[Row], **more: Any) -> BatchSpec:
-    clocks = config.rollout
-    budgets = Budgets(clocks.init_s, clocks.run_s, clocks.eval_s, clocks.total_s, clocks.wall_s)
-    return BatchSpec(batch_id=batch_id, task=config.task.name, rows=rows, budgets=budgets, **more)
+    return BatchSpec(batch_id=batch_id, task=config.task.name, rows=rows, client="trainer", **more)
 
 
 def _sampling(config: ProrlConfig, temperature: float, top_p: float, salt: int) -> SamplingParams:

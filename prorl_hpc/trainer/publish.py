@@ -6,8 +6,10 @@ prompt with the trainer's own logprobs, which the servers must reproduce.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
+import time
 from pathlib import Path
 
 from prorl_hpc.config.run_directory import RunDirectory
@@ -19,6 +21,7 @@ log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")
 PROBE_TEXT = "A probe: 17 + 25 = 42, and the quick brown fox jumps over the lazy dog."
 PROBE_TOKENS = 24
+ASK_AGAIN_S = 0.5
 
 
 def probe_tokens(model_directory: Path) -> list[int]:
@@ -66,10 +69,31 @@ class WeightDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
 
 
-async def announce(service: RolloutService, version: int, paths: list[Path], probe: WeightProbe) -> float | None:
+async def announce(
+    service: RolloutService,
+    version: int,
+    paths: list[Path],
+    probe: WeightProbe,
+    *,
+    servers: frozenset[str] = frozenset(),
+    patience_s: float = 0.0,
+) -> float | None:
     """Have every server load ``paths`` as ``version``. Returns the largest probe gap (None if no engine can score).
-    Raises RunError unless each server has them and agrees with the trainer."""
-    answers = await service.update_weights(WeightUpdate(version, [str(p) for p in paths], probe))
+    Raises RunError unless each server has them and agrees with the trainer.
+
+    ``servers`` must be among those that answer: a coordinator that was just started again does not know them all yet,
+    so it is asked again for up to ``patience_s`` seconds."""
+    update = WeightUpdate(version, [str(p) for p in paths], probe)
+    deadline = time.monotonic() + patience_s
+    answers = await service.update_weights(update)
+    while servers - {answer.server_id for answer in answers} and time.monotonic() < deadline:
+        await asyncio.sleep(ASK_AGAIN_S)
+        answers = await service.update_weights(update)
+    if missing := servers - {answer.server_id for answer in answers}:
+        raise RunError(
+            f"weights {version} were published, but {', '.join(sorted(missing))} did not come to load them within "
+            f"{patience_s:.0f} s: see the logs"
+        )
     if not answers:
         raise RunError(f"weights {version} were published, but no inference server is there to load them: see its log")
     complaints = [text for answer in answers if (text := _complaint(answer, version, probe.tolerance))]

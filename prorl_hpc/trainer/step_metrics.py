@@ -18,8 +18,10 @@ def mean(values: Sequence[float]) -> float | None:
 
 def rollout_metrics(result: BatchResult, weight_version: int) -> dict[str, Any]:
     """Rewards and lengths over all finished rollouts, those of dropped groups too; counts of groups and failures.
+    Groups that go on into a later batch are counted as ``groups_carried`` and have their rollouts counted there.
     ``staleness``: mean age in versions of the tokens that the policy wrote. Values that do not exist are left out."""
-    rollouts = [r for group in result.groups for r in group.rollouts]
+    carried = sum(group.outcome is GroupOutcome.CARRIED for group in result.groups)
+    rollouts = [r for group in result.groups if group.outcome is not GroupOutcome.CARRIED for r in group.rollouts]
     done = [r for r in rollouts if r.status is Status.DONE]
     broken = [r for r in rollouts if r.status in (Status.FAILED, Status.TIMED_OUT)]
     accepted = [r for g in result.groups if g.outcome is GroupOutcome.ACCEPTED for r in g.rollouts]
@@ -40,6 +42,7 @@ def rollout_metrics(result: BatchResult, weight_version: int) -> dict[str, Any]:
         "groups_accepted": progress.accepted,
         "groups_uniform": progress.uniform,
         "groups_broken": progress.broken,
+        "groups_carried": carried or None,
         "failures": dict(Counter(_kind(r) for r in broken)),
         "response_tokens": mean([float(n) for n in generated]),
         "truncated": mean([float(r.trajectory.truncated) for r in done]),

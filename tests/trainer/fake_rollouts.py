@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 
 from prorl_hpc.messages.batch import (
@@ -16,6 +17,7 @@ from prorl_hpc.messages.batch import (
     GroupFilter,
     GroupOutcome,
     GroupResult,
+    WhenFull,
 )
 from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
 from prorl_hpc.messages.rollout import RolloutResult, Status
@@ -63,7 +65,8 @@ def batch_result(groups: list[GroupResult], state: BatchState = BatchState.DONE,
 
 class FakeRollouts:
     """Implements RolloutService. ``gap`` is added to what the probe finds; ``on_wait`` runs in each wait_batch;
-    ``uniform`` names batches in which no group is informative."""
+    ``uniform`` names batches in which no group is informative. A batch with ``when_full=carry`` carries one group on,
+    sampled from the weights of its own step, and the next takes it over."""
 
     def __init__(self, model: Path, uniform: frozenset[str] = frozenset(), turn_tokens: int = 6) -> None:
         from transformers import AutoModelForCausalLM
@@ -77,6 +80,7 @@ class FakeRollouts:
         self.updates: list[WeightUpdate] = []
         self.on_wait: Callable[[str], None] = lambda batch_id: None
         self.hang = False
+        self._carried: GroupResult | None = None
 
     async def __aenter__(self) -> FakeRollouts:
         return self
@@ -93,9 +97,19 @@ class FakeRollouts:
         if self.hang:
             await asyncio.Event().wait()
         spec = self.specs[batch_id]
-        groups = [self._group(spec, index) for index in range(spec.groups_wanted)]
+        taken_over = [self._carried] if self._carried and spec.when_full is WhenFull.CARRY else []
+        new = [self._group(spec, index) for index in range(spec.groups_wanted - len(taken_over))]
+        groups = taken_over + new
         full = all(g.outcome is GroupOutcome.ACCEPTED for g in groups)
-        return batch_result(groups, BatchState.DONE if full else BatchState.EXHAUSTED, batch_id)
+        result = batch_result(groups, BatchState.DONE if full else BatchState.EXHAUSTED, batch_id)
+        if spec.when_full is WhenFull.CARRY:
+            later = self._group(spec, len(new))
+            self._carried = msgspec.structs.replace(later, carried_from=batch_id)
+            groups.append(GroupResult(later.group_id, len(new), GroupOutcome.CARRIED, later.rollouts[:1]))
+        progress = msgspec.structs.replace(
+            result.progress, rows_used=len(groups) - len(taken_over), carried_in=len(taken_over)
+        )
+        return msgspec.structs.replace(result, progress=progress, groups=groups)
 
     async def cancel_batch(self, batch_id: str) -> BatchProgress:
         self.cancelled.append(batch_id)

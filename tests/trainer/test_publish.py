@@ -55,6 +55,24 @@ async def test_nobody_to_publish_to_is_an_error():
         await announce(Answers(), 3, [], PROBE)
 
 
+async def test_servers_that_a_new_coordinator_does_not_know_yet_are_waited_for(monkeypatch):
+    monkeypatch.setattr("prorl_hpc.trainer.publish.ASK_AGAIN_S", 0.0)
+    both = [WeightUpdated(3, "inference-0", 1.0, 0.01), WeightUpdated(3, "inference-1", 1.0, 0.02)]
+    told = iter([[], both[:1], both])
+
+    class OneByOne(Answers):
+        async def update_weights(self, update):
+            self.answers = next(told)
+            return await super().update_weights(update)
+
+    service = OneByOne()
+    servers = frozenset({"inference-0", "inference-1"})
+    assert await announce(service, 3, [], PROBE, servers=servers, patience_s=60) == 0.02
+    assert len(service.updates) == 3
+    with pytest.raises(RunError, match="inference-1 did not come to load them within 0 s"):
+        await announce(Answers(both[0]), 3, [], PROBE, servers=servers)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(ProrlConfig(run=RunSettings(root=str(tmp_path))))

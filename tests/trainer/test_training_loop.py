@@ -10,7 +10,7 @@ from fake_rollouts import FakeRollouts
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ModelConfig, ProrlConfig, RunSettings, TrainerConfig
-from prorl_hpc.messages.batch import GroupFilter
+from prorl_hpc.messages.batch import GroupFilter, WhenFull
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.status import TrainerStatus
@@ -19,6 +19,7 @@ from prorl_hpc.trainer import checkpoint
 from prorl_hpc.trainer.checkpoint import Position
 from prorl_hpc.trainer.crew import Crew, Rank
 from prorl_hpc.trainer.loop import TrainingLoop
+from prorl_hpc.trainer.prompts import PromptOrder
 from prorl_hpc.trainer.publish import WeightDirectory, probe_tokens
 from prorl_hpc.trainer.step_metrics import TensorBoard
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
@@ -200,6 +201,25 @@ async def test_a_batch_without_an_informative_group_keeps_the_weights(
     assert "loss" not in record and record["weight_version"] == 2 and record["groups_uniform"] == 2
     # The next step does not see the same prompts again.
     assert service.specs["step-3"].rows[0] not in service.specs["step-2"].rows[:2]
+
+
+async def test_groups_that_a_step_carries_on_are_trained_on_in_the_next(tmp_path, tiny_model, monkeypatch, commands):
+    run = new_run(tmp_path, tiny_model, when_full="carry")
+    service = FakeRollouts(tiny_model)
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        await loop.run()
+        assert loop.position == Position(3, 7)  # 3, 2 and 2 prompts: a group taken over is none of the step's own rows
+    assert service.specs["step-1"].when_full is WhenFull.CARRY
+    assert service.specs["eval-0"].when_full is WhenFull.CANCEL
+    assert {spec.client for spec in service.specs.values()} == {"trainer"}
+    order = PromptOrder(ROWS, 0)
+    assert [service.specs[f"step-{n}"].rows[0] for n in (1, 2, 3)] == [order.take(k, 1)[0] for k in (0, 3, 5)]
+    first, second, third = newest_per_step(MetricsLog(run.metrics_file).read(), "step")
+    for record in (first, second, third):
+        assert record["rollouts"] == 8, "what is carried on is counted where it ends"
+        assert record["groups_carried"] == 1
+    assert first["staleness"] == 0.0
+    assert any(0 < record["staleness"] <= 0.75 for record in (second, third)), "one group is a version older"
 
 
 async def test_servers_that_do_not_serve_the_new_weights_end_the_run(tmp_path, tiny_model, monkeypatch, commands):

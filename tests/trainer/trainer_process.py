@@ -25,7 +25,7 @@ class Client:
     mode = "whole"
 
     @classmethod
-    def for_run(cls, process: Process):
+    def for_run(cls, process: Process, *, patience_s: float):
         from fake_rollouts import FakeRollouts
 
         class Service(FakeRollouts):

@@ -1,14 +1,17 @@
-"""Full trajectories on disk: ``rollouts/<batch_id>.parquet``, one row per rollout.
+"""Full trajectories on disk, one row per rollout: ``rollouts/<batch_id>.parquet``, and ``rollouts/single-<n>.parquet``
+for those that belong to no finished batch (n: the first one's cursor). Each rollout is in one file.
 
 Columns (T = tokens of the trajectory, S = its segments):
 
 ==================  ====================  =========================================================================
-rollout_id          string                ``{batch_id}.g{row index}.s{sample}``
-batch_id            string
-batch_elapsed_s     float64               seconds from the batch's order to its end (the same in all its rows)
+rollout_id          string                ``{batch_id}.g{row index}.s{sample}`` if a batch started it
+batch_id            string                empty for one that was submitted by itself
+batch_elapsed_s     float64, nullable     seconds from the batch's order to its end (the same in all its rows); null
+                                          if there is no batch or it had not ended
 group_id            string                joins the samples of one prompt
-group_row           int32                 the prompt's place in the batch's supply
-group_outcome       string                accepted, uniform, broken, cancelled
+group_row           int32, nullable       the prompt's place in the supply of the batch that started it; null as above
+group_outcome       string, nullable      accepted, uniform, broken, cancelled; null as above
+carried_from        string                the batch that started the group, if that is not ``batch_id``
 sample              int32                 counts the samples of a group from 0
 row_id              string                the dataset row's ``id``
 task                string
@@ -21,6 +24,7 @@ metrics             map<string, float64>  the task's numbers for people
 timings             list<struct>          {stage, queued_s, busy_s}: seconds waited for a slot, seconds spent in it
 attempts            int32                 1 unless infrastructure faults made it start again
 worker, server      string                who ran it, who generated for it; empty if it came to neither
+cursor              int64, nullable       numbers the results of a run in the order in which they got onto disk
 token_ids           list<int32>           length T
 loss_mask           list<bool>            length T; true where the policy generated the token
 logprobs            list<float32>         length T, nats, as the engine reported them; 0 where loss_mask is false
@@ -29,129 +33,184 @@ weight_versions     list<int32>           length S; null where the policy did no
 messages            list<struct>          {role, content}: the conversation as text, for people
 truncated           bool                  a turn was cut at a token limit
 ==================  ====================  =========================================================================
+
+The file's metadata has the version of this table (``prorl_rollouts``; files of version 1 lack ``carried_from`` and
+``cursor``) and the epoch that wrote it (``prorl_epoch``): when a resumed run orders a batch of the same id again, the
+file of epoch n before it is kept as ``<batch_id>~<n>.parquet``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.messages.batch import BatchResult, GroupResult
-from prorl_hpc.messages.rollout import RolloutResult
-
-SCHEMA = pa.schema(
-    [
-        ("rollout_id", pa.string()),
-        ("batch_id", pa.string()),
-        ("batch_elapsed_s", pa.float64()),
-        ("group_id", pa.string()),
-        ("group_row", pa.int32()),
-        ("group_outcome", pa.string()),
-        ("sample", pa.int32()),
-        ("row_id", pa.string()),
-        ("task", pa.string()),
-        ("status", pa.string()),
-        ("reward", pa.float64()),
-        ("failure_stage", pa.string()),
-        ("failure_kind", pa.string()),
-        ("failure_message", pa.string()),
-        ("metrics", pa.map_(pa.string(), pa.float64())),
-        (
-            "timings",
-            pa.list_(pa.struct([("stage", pa.string()), ("queued_s", pa.float64()), ("busy_s", pa.float64())])),
-        ),
-        ("attempts", pa.int32()),
-        ("worker", pa.string()),
-        ("server", pa.string()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.bool_())),
-        ("logprobs", pa.list_(pa.float32())),
-        ("segment_lengths", pa.list_(pa.int32())),
-        ("weight_versions", pa.list_(pa.int32())),
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("truncated", pa.bool_()),
-    ],
-    metadata={"prorl_rollouts": "1"},
+from prorl_hpc.messages.batch import BatchResult
+from prorl_hpc.messages.trajectory import Trajectory
+from prorl_hpc.observe.rollout_columns import (
+    SCHEMA,
+    TRAJECTORY_COLUMNS,
+    VERSION,
+    GroupPlace,
+    RowGroup,
+    StoredRollout,
+    trajectory_at,
 )
+
+__all__ = ["SCHEMA", "GroupPlace", "RolloutFile", "RolloutStore", "StoredRollout", "read_rollouts"]
+
+ROW_GROUP_ROLLOUTS = 64
+ROW_GROUP_TOKENS = 1_000_000
+"""A row group is what reading one rollout back reads."""
+
+
+class RolloutFile:
+    """A file on its way: ``add`` rollouts, then ``finish``, or ``abandon``. Until it is finished it is aside
+    (``.rollouts-*.part``). Blocks: call it off the event loop. Raises OSError."""
+
+    def __init__(self, target: Path, epoch: int) -> None:
+        self._target = target
+        self._epoch = epoch
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(dir=target.parent, prefix=".rollouts-", suffix=".part")
+        os.close(fd)
+        self._aside = Path(name)
+        metadata = {**(SCHEMA.metadata or {}), b"prorl_epoch": str(epoch).encode()}
+        self._writer = pq.ParquetWriter(self._aside, SCHEMA.with_metadata(metadata), compression="zstd")
+        self._group = RowGroup()
+        self._groups_written = 0
+
+    @property
+    def name(self) -> str:
+        return self._target.name
+
+    def add(self, row: StoredRollout) -> tuple[int, int]:
+        """Returns where it will be: the row group, and the row in it."""
+        if self._group.num_rows >= ROW_GROUP_ROLLOUTS or self._group.num_tokens >= ROW_GROUP_TOKENS:
+            self._write_group()
+        place = self._groups_written, self._group.num_rows
+        self._group.add(row)
+        return place
+
+    def finish(self) -> Path:
+        """The file is on disk under its name."""
+        if self._group.num_rows:
+            self._write_group()
+        self._writer.close()
+        _sync(self._aside)
+        self._keep_older_epoch()
+        self._aside.replace(self._target)
+        _sync(self._target.parent)
+        return self._target
+
+    def abandon(self) -> None:
+        """Leave nothing."""
+        try:
+            self._writer.close()
+        finally:
+            self._aside.unlink(missing_ok=True)
+
+    def _write_group(self) -> None:
+        self._writer.write_table(self._group.table())
+        self._group = RowGroup()
+        self._groups_written += 1
+
+    def _keep_older_epoch(self) -> None:
+        if not self._target.exists():
+            return
+        metadata = pq.read_schema(self._target).metadata or {}
+        epoch = int(metadata.get(b"prorl_epoch", b"0"))
+        if epoch != self._epoch:
+            self._target.replace(self._target.with_name(f"{self._target.stem}~{epoch}.parquet"))
 
 
 class RolloutStore:
-    """Writes the batches of one run."""
+    """The rollout files of one run."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._directory = run.rollouts
 
     def path(self, batch_id: str) -> Path:
-        """Where a batch goes. Raises ValueError for an id that is no plain file name."""
-        if not batch_id or batch_id.startswith(".") or "/" in batch_id or "\0" in batch_id:
-            raise ValueError(f"batch_id {batch_id!r} cannot name a file: use letters, digits, '-', '_' and '.'")
+        """Where a batch goes. Raises ValueError for an id that cannot name a file of its own."""
+        if not batch_id or batch_id.startswith(".") or len(batch_id.encode()) > 200 or set(batch_id) & set("/\0~"):
+            raise ValueError(
+                f"batch_id {batch_id[:200]!r} cannot name a file: use up to 200 letters, digits, '-', '_' and '.'"
+            )
+        if re.fullmatch(r"single-\d+", batch_id):
+            raise ValueError(f"batch_id {batch_id!r} would name a file of single rollouts: choose another")
         return self._directory / f"{batch_id}.parquet"
 
-    def write_batch(self, batch_id: str, result: BatchResult) -> Path:
-        """Write one batch, whole or not at all; an older file of the same id is replaced.
+    def begin_batch(self, batch_id: str, epoch: int) -> RolloutFile:
+        return RolloutFile(self.path(batch_id), epoch)
 
-        It takes about a millisecond per rollout: call it off the event loop.
-        """
-        rows = [
-            _row(batch_id, result.elapsed_s, group, rollout) for group in result.groups for rollout in group.rollouts
-        ]
-        target = self.path(batch_id)
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=self._directory, prefix=".batch-", suffix=".part")
-        os.close(fd)
-        aside = Path(name)
+    def begin_singles(self, first_cursor: int, epoch: int) -> RolloutFile:
+        return RolloutFile(self._directory / f"single-{first_cursor}.parquet", epoch)
+
+    def write_batch(self, batch_id: str, result: BatchResult, epoch: int = 0) -> Path:
+        """Write one batch, whole or not at all; an older file of the same id and epoch is replaced."""
+        file = self.begin_batch(batch_id, epoch)
         try:
-            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), aside, compression="zstd")
-            aside.replace(target)
+            for group in result.groups:
+                place = GroupPlace(group.row_index, group.outcome, group.carried_from)
+                for rollout in group.rollouts:
+                    file.add(StoredRollout(rollout, rollout.trajectory, batch_id, result.elapsed_s, place))
+            return file.finish()
         except BaseException:
-            aside.unlink(missing_ok=True)
+            file.abandon()
             raise
-        return target
+
+    def read(self, name: str, places: Sequence[tuple[int, int]]) -> list[Trajectory]:
+        """Trajectories from the file ``name``, by what ``add`` returned. Reads the row groups that they are in, one
+        at a time. Raises OSError."""
+        found: dict[tuple[int, int], Trajectory] = {}
+        with pq.ParquetFile(self._directory / name) as file:
+            for group in sorted({group for group, _ in places}):
+                table = file.read_row_group(group, columns=TRAJECTORY_COLUMNS)
+                found.update({place: trajectory_at(table, place[1]) for place in places if place[0] == group})
+        return [found[place] for place in places]
+
+    def remove(self, name: str) -> None:
+        (self._directory / name).unlink(missing_ok=True)
+
+    def clear_aside(self) -> None:
+        """Remove what a process that was killed left half written. Only for the one process that writes."""
+        for path in self._directory.glob(".*.part"):
+            path.unlink(missing_ok=True)
 
 
 def read_rollouts(run: RunDirectory, columns: list[str] | None = None) -> pa.Table:
-    """All batches of the run in one table, ordered by file name; empty if there are none. ``columns`` picks some of
-    those above, which spares reading the tokens."""
+    """All rollouts of the run in one table, ordered by file name; empty if there are none. ``columns`` picks some of
+    those above, which spares reading the tokens. Columns that an older file lacks are null. Raises ValueError for
+    a file of a newer version."""
     schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
     files = sorted(file for file in run.rollouts.glob("*.parquet") if not file.name.startswith("."))
     # One file at a time: a directory with a single odd file must name it.
-    tables = [pq.ParquetFile(file).read(columns=columns).cast(schema) for file in files]
+    tables = [_read_file(file, schema) for file in files]
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _row(batch_id: str, elapsed_s: float, group: GroupResult, rollout: RolloutResult) -> dict[str, Any]:
-    trajectory, failure = rollout.trajectory, rollout.failure
-    return {
-        "rollout_id": rollout.rollout_id,
-        "batch_id": batch_id,
-        "batch_elapsed_s": elapsed_s,
-        "group_id": group.group_id,
-        "group_row": group.row_index,
-        "group_outcome": group.outcome.value,
-        "sample": rollout.sample,
-        "row_id": rollout.row_id,
-        "task": rollout.task,
-        "status": rollout.status.value,
-        "reward": rollout.reward,
-        "failure_stage": failure.stage.value if failure is not None and failure.stage is not None else None,
-        "failure_kind": failure.kind.value if failure is not None else None,
-        "failure_message": failure.message if failure is not None else None,
-        "metrics": list(rollout.metrics.items()),
-        "timings": [{"stage": t.stage.value, "queued_s": t.queued_s, "busy_s": t.busy_s} for t in rollout.timings],
-        "attempts": rollout.attempts,
-        "worker": rollout.worker,
-        "server": rollout.server,
-        "token_ids": trajectory.token_ids,
-        "loss_mask": trajectory.loss_mask,
-        "logprobs": trajectory.logprobs,
-        "segment_lengths": [len(segment.token_ids) for segment in trajectory.segments],
-        "weight_versions": [segment.weight_version for segment in trajectory.segments],
-        "messages": [{"role": message.role, "content": message.content} for message in trajectory.messages],
-        "truncated": trajectory.truncated,
-    }
+def _read_file(path: Path, schema: pa.Schema) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        version = int((file.schema_arrow.metadata or {}).get(b"prorl_rollouts", b"1"))
+        if version > VERSION:
+            raise ValueError(f"{path} is of version {version}, this prorl_hpc reads up to {VERSION}: use a newer one")
+        there = set(file.schema_arrow.names)
+        table = file.read(columns=[name for name in schema.names if name in there])
+    for field in schema:
+        if field.name not in there:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(schema.names).cast(schema)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

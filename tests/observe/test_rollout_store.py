@@ -89,7 +89,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def full_disk(*_: object, **__: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("prorl_hpc.observe.rollout_store.pq.write_table", full_disk)
+    monkeypatch.setattr("prorl_hpc.observe.rollout_store.pq.ParquetWriter.write_table", full_disk)
     with pytest.raises(OSError, match="No space"):
         RolloutStore(run).write_batch("step-1", batch(DONE))
     assert list(run.rollouts.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +23,11 @@ def encode(message: Any) -> list[bytes]:
     return [SCHEMA_VERSION, _encoder.encode(message)]
 
 
+def encode_many(messages: Iterable[Any]) -> list[bytes]:
+    """The frames of several messages in one: the schema version, then each message in msgpack."""
+    return [SCHEMA_VERSION, *map(_encoder.encode, messages)]
+
+
 class Decoder(Generic[T]):
     """Decodes the frames of one direction's union of message types; raises TransportError."""
 
@@ -29,14 +35,25 @@ class Decoder(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(union)
 
     def __call__(self, frames: list[bytes]) -> T:
-        if len(frames) != 2 or frames[0] != SCHEMA_VERSION:
+        """The one message that ``frames`` hold."""
+        payloads = self.payloads(frames)
+        if len(payloads) != 1:
+            raise TransportError(f"a peer sent {len(payloads)} messages where one is expected")
+        return self.decode(payloads[0])
+
+    def payloads(self, frames: list[bytes]) -> list[bytes]:
+        """The messages in ``frames``, each for ``decode``."""
+        if len(frames) < 2 or frames[0] != SCHEMA_VERSION:
             got = frames[0][:16] if frames else b""
             raise TransportError(
-                f"a peer speaks schema {got!r} in {len(frames)} frames, this process {SCHEMA_VERSION!r} in 2: "
+                f"a peer speaks schema {got!r} in {len(frames)} frames, this process {SCHEMA_VERSION!r} in 2 or more: "
                 "all processes of a run must use the same version of prorl_hpc"
             )
+        return frames[1:]
+
+    def decode(self, payload: bytes) -> T:
         try:
-            return self._decoder.decode(frames[1])  # type: ignore[no-any-return]
+            return self._decoder.decode(payload)  # type: ignore[no-any-return]
         except msgspec.DecodeError as error:
             raise TransportError(f"a message from a peer does not decode: {error}") from error
 

@@ -1,115 +1,193 @@
 """ZeroMQ between processes: a ROUTER door per node's agent, a DEALER for each who knocks.
 
-Both ends speak CURVE with the run's keys, on Unix sockets (``ipc://``) as on TCP. Messages are the
-unions of prorl_hpc.messages; a frame that does not decode is logged and dropped, never fatal to the door.
+Both ends speak CURVE with the run's keys, on Unix sockets (``ipc://``) as on TCP. Messages are the unions of
+prorl_hpc.messages; several to one peer travel in one ZeroMQ message, and messages of one peer stay in order.
+Whatever comes in at a door that is not a message of an agent of this run is refused and counted, never fatal; a
+peer that does not read holds up nobody else.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import zmq
-import zmq.asyncio
-from zmq.auth.asyncio import AsyncioAuthenticator
 
-from prorl_hpc.messages.codec import Decoder, encode
+from prorl_hpc.messages.codec import Decoder, encode_many
 from prorl_hpc.messages.errors import TransportError
+from prorl_hpc.transport.admission import Admission, Refusals
 from prorl_hpc.transport.keys import RunKeys
+from prorl_hpc.transport.loop_socket import LoopSocket
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-
-class _OnlyTheRunsClients:
-    """ZAP credentials: lets in the run's client key (Z85) and no other."""
-
-    def __init__(self, client_public: bytes) -> None:
-        self._allowed = client_public
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key == self._allowed
+MAX_MESSAGE_BYTES = 256 << 20
+_HANDSHAKE_MS = 10_000
+_QUEUE = 100_000
+"""ZeroMQ messages held for one peer."""
 
 
 class RouterDoor(Generic[T]):
-    """The one ZeroMQ door of a process: binds ``ipc_path`` and, if asked, a TCP port chosen by the system."""
+    """The one ZeroMQ door of a process: binds ``ipc_path`` and, if asked, a TCP port chosen by the system. Use inside
+    a running event loop."""
 
-    def __init__(self, union: Any, keys: RunKeys, ipc_path: Path, tcp_host: str | None = None) -> None:
-        """``tcp_host``: the address that other nodes use for this one; None: no TCP at all."""
-        self._decode: Decoder[T] = Decoder(union)
-        self._context = zmq.asyncio.Context()
-        self._auth = AsyncioAuthenticator(self._context)
-        self._auth.start()
-        self._auth.configure_curve_callback(credentials_provider=_OnlyTheRunsClients(keys.client_public))
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger = 500
-        self._socket.sndhwm = self._socket.rcvhwm = 100_000
-        self._socket.router_handover = True
-        self._socket.curve_server = True
-        self._socket.curve_secretkey = keys.server_secret
-        self._socket.curve_publickey = keys.server_public
+    def __init__(
+        self,
+        union: Any,
+        keys: RunKeys,
+        ipc_path: Path,
+        tcp_host: str | None = None,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        queue: int = _QUEUE,
+    ) -> None:
+        """``tcp_host``: the address that other nodes use for this one; None: no TCP at all. A larger message than
+        ``max_message_bytes`` ends its peer's connection. At most ``queue`` messages wait for a peer that does not
+        read; what comes after them is dropped."""
+        self._decoder: Decoder[T] = Decoder(union)
+        self._context = zmq.Context()
+        self._max_message_bytes = max_message_bytes
+        self._heard: deque[tuple[bytes, T]] = deque()
+        socket = self._context.socket(zmq.ROUTER)
+        socket.linger = 500
+        socket.sndhwm = socket.rcvhwm = queue
+        socket.maxmsgsize = max_message_bytes
+        socket.handshake_ivl = _HANDSHAKE_MS
+        socket.router_handover = True
+        socket.router_mandatory = True
+        socket.curve_server = True
+        socket.curve_secretkey = keys.server_secret
+        socket.curve_publickey = keys.server_public
+        self._admission = Admission(self._context, socket, keys.client_public)
+        self._unsent = Refusals()
         self._ipc_path = ipc_path
         ipc_path.unlink(missing_ok=True)
-        self._socket.bind(f"ipc://{ipc_path}")
+        socket.bind(f"ipc://{ipc_path}")
         ipc_path.chmod(stat.S_IRUSR | stat.S_IWUSR)
         self.ipc = f"ipc://{ipc_path}"
         self.tcp = ""
         if tcp_host is not None:
-            port = self._socket.bind_to_random_port("tcp://*")
+            port = socket.bind_to_random_port("tcp://*")
             self.tcp = f"tcp://{tcp_host}:{port}"
+        self._socket = LoopSocket(socket)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What came in and was not let in, since start: ``handshake`` (no CURVE, a wrong key of this door, garbage),
+        ``key`` (not the run's client key), ``undecodable`` (no message of this direction)."""
+        return self._admission.refusals.counts
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """What could not be sent, since start: ``gone`` (no such peer now), ``full`` (it does not read)."""
+        return self._unsent.counts
 
     async def send(self, peer: bytes, message: Any) -> None:
-        """Queue a message for ``peer``; one to a peer that is gone is dropped by ZeroMQ."""
-        await self._socket.send_multipart([peer, *encode(message)])
+        """Queue a message for ``peer``, at once. To a peer that is gone or does not read it is dropped and counted.
+        TransportError if it is too large."""
+        await self.send_many(peer, (message,))
+
+    async def send_many(self, peer: bytes, messages: Iterable[Any]) -> None:
+        """As ``send``, in order, all or none of them."""
+        frames = _frames(messages, self._max_message_bytes)
+        if len(frames) < 2:
+            return
+        try:
+            self._socket.send([peer, *frames])
+        except zmq.Again:
+            self._unsent.add("full", f"{len(frames) - 1} messages to {peer!r}, which does not read")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._unsent.add("gone", f"{len(frames) - 1} messages to {peer!r}, which is not connected")
 
     async def messages(self) -> AsyncIterator[tuple[bytes, T]]:
         """Messages as (peer, message), for ever; cancel the task to end it."""
         while True:
-            peer, *frames = await self._socket.recv_multipart()
-            try:
-                yield peer, self._decode(frames)
-            except TransportError as error:
-                log.error("dropped a message from %r: %s", peer, error)
+            while self._heard:
+                yield self._heard.popleft()
+            for peer, *frames in await self._socket.receive():
+                self._take(peer, frames)
+
+    def _take(self, peer: bytes, frames: list[bytes]) -> None:
+        try:
+            for payload in self._decoder.payloads(frames):
+                try:
+                    self._heard.append((peer, self._decoder.decode(payload)))
+                except TransportError as error:
+                    self._admission.refusals.add("undecodable", f"from {peer!r}: {error}")
+        except TransportError as error:
+            self._admission.refusals.add("undecodable", f"from {peer!r}: {error}")
 
     def close(self) -> None:
-        self._auth.stop()
         self._socket.close()
+        self._admission.close()
         self._context.term()
         self._ipc_path.unlink(missing_ok=True)
 
 
 class DealerLine(Generic[T]):
-    """A client's line to one door. ``identity`` is how the door knows this peer."""
+    """A client's line to one door. ``identity`` is how the door knows this peer. What is sent while there is no
+    connection waits, without limit: who uses the line gives up when it is silent too long."""
 
-    def __init__(self, union: Any, keys: RunKeys, endpoint: str, identity: str) -> None:
+    def __init__(
+        self,
+        union: Any,
+        keys: RunKeys,
+        endpoint: str,
+        identity: str,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
         self.endpoint = endpoint
-        self._decode: Decoder[T] = Decoder(union)
-        self._context = zmq.asyncio.Context.instance()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 500
-        self._socket.sndhwm = self._socket.rcvhwm = 100_000
-        self._socket.identity = identity.encode()
-        self._socket.curve_serverkey = keys.server_public
-        self._socket.curve_publickey = keys.client_public
-        self._socket.curve_secretkey = keys.client_secret
-        self._socket.heartbeat_ivl = 5000
-        self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = 100, 2000
-        self._socket.connect(endpoint)
+        self._decoder: Decoder[T] = Decoder(union)
+        self._max_message_bytes = max_message_bytes
+        self._heard: deque[bytes] = deque()
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 500
+        socket.sndhwm, socket.rcvhwm = 0, _QUEUE
+        socket.maxmsgsize = max_message_bytes
+        socket.identity = identity.encode()
+        socket.curve_serverkey = keys.server_public
+        socket.curve_publickey = keys.client_public
+        socket.curve_secretkey = keys.client_secret
+        socket.heartbeat_ivl = 5000
+        socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2000
+        socket.connect(endpoint)
+        self._socket = LoopSocket(socket)
 
     async def send(self, message: Any) -> None:
-        await self._socket.send_multipart(encode(message))
+        """Queue a message, at once. TransportError if it is too large."""
+        await self.send_many((message,))
+
+    async def send_many(self, messages: Iterable[Any]) -> None:
+        """As ``send``, in order."""
+        frames = _frames(messages, self._max_message_bytes)
+        if len(frames) > 1:
+            self._socket.send(frames)
 
     async def messages(self) -> AsyncIterator[T]:
         """Messages from the door, for ever; raises TransportError on one that does not decode."""
         while True:
-            yield self._decode(await self._socket.recv_multipart())
+            while self._heard:
+                yield self._decoder.decode(self._heard.popleft())
+            for frames in await self._socket.receive():
+                self._heard.extend(self._decoder.payloads(frames))
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _frames(messages: Iterable[Any], limit_bytes: int) -> Sequence[bytes]:
+    frames = encode_many(messages)
+    largest = max(map(len, frames))
+    if largest > limit_bytes:
+        raise TransportError(f"a message of {largest} bytes is larger than a peer takes: at most {limit_bytes}")
+    return frames
 
 
 def choose_endpoint(node: str, peer_node: str, ipc: str, tcp: str) -> str:

@@ -28,9 +28,23 @@ def main(argv: list[str]) -> int:
     snapshot = SnapshotReader(run).read()
     if args.json:
         processes = {p.name: {"node": p.node, "phase": p.phase, "detail": p.detail} for p in snapshot.processes}
-        step = snapshot.trainer.step if snapshot.trainer else None
-        told = {"run": str(run.path), "status": word, "job": job and job.record.job_id, "job_state": state}
-        print(json.dumps({**told, "step": step, "rewards": snapshot.rewards, "processes": processes}))
+        service = snapshot.run
+        told = {
+            "run": str(run.path),
+            "status": word,
+            "job": job and job.record.job_id,
+            "job_state": state,
+            "step": snapshot.trainer.step if snapshot.trainer else None,
+            "rewards": snapshot.rewards,
+            "processes": processes,
+            "restarts": [str(restart) for restart in snapshot.restarts],
+            "paused": service is not None and service.paused,
+            "draining": [w.worker_id for w in service.workers if w.draining]
+            + [s.server_id for s in service.servers if s.draining]
+            if service
+            else [],
+        }
+        print(json.dumps(told))
         return 0
     Console().print(render(run.run_id, snapshot, time.time() - job.record.submitted if job else 0.0))
     print(f"{run.path}: {word}" + (f" ({job.description}: {state})" if job else ""))

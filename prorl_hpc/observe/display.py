@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -9,6 +11,7 @@ from rich.text import Text
 
 from prorl_hpc.messages.batch import BatchProgress
 from prorl_hpc.messages.status import Phase, ProcessState, ServerStatus, WorkerStatus
+from prorl_hpc.observe.restarts import Restart
 from prorl_hpc.observe.snapshot import Snapshot
 from prorl_hpc.observe.wording import clock, count, number, sparkline
 
@@ -19,6 +22,8 @@ PHASE_STYLE = {
     Phase.ENDED: "dim",
     Phase.FAILED: "bold red",
 }
+DRAINING = " (draining)"
+SHOWN_RESTARTS = 3
 MAX_ROWS = 8
 """Workers, servers and processes shown; more are counted in a last line, so that a big run fits a terminal."""
 
@@ -26,6 +31,8 @@ MAX_ROWS = 8
 def render(run_id: str, snapshot: Snapshot, elapsed_s: float) -> RenderableType:
     """Process states while starting; then the run's work."""
     parts: list[RenderableType] = []
+    if snapshot.restarts:
+        parts.append(_restart_lines(snapshot.restarts))
     unsettled = [p for p in snapshot.processes if p.phase is not Phase.READY]
     if snapshot.starting or unsettled:
         parts.append(_process_table(snapshot.processes))
@@ -71,12 +78,21 @@ def _process_table(processes: list[ProcessState]) -> RenderableType:
     return table
 
 
+def _restart_lines(restarts: list[Restart]) -> RenderableType:
+    """The newest last."""
+    before = len(restarts) - SHOWN_RESTARTS
+    lines = [f"{count(before, 'earlier restart')}"] if before > 0 else []
+    lines += [f"{time.strftime('%H:%M:%S', time.localtime(r.time))}  {r}" for r in restarts[-SHOWN_RESTARTS:]]
+    return Text("\n".join(lines), style="yellow")
+
+
 def _worker_table(workers: list[WorkerStatus]) -> Table:
     names = list(dict.fromkeys(name for worker in workers for name in worker.pools))
     table = _table("worker", "node", "sandbox", *names)
     for worker in workers[:MAX_ROWS]:
         pools = [_pool(worker.pools.get(name, [0, 0])) for name in names]
-        _row(table, worker.worker_id, worker.node, worker.sandbox, *pools)
+        name = worker.worker_id + DRAINING * worker.draining
+        _row(table, name, worker.node, worker.sandbox, *pools)
     _more(table, len(workers))
     return table
 
@@ -92,8 +108,8 @@ def _server_table(servers: list[ServerStatus]) -> Table:
         health = Text(server.detail) if server.healthy else Text(server.detail or "unhealthy", style="bold red")
         _row(
             table,
-            server.server_id,
-            server.node,
+            server.server_id + DRAINING * server.draining,
+            server.node or server.url,
             server.engine,
             f"v{server.weight_version}",
             str(server.running),
@@ -109,6 +125,12 @@ def _rollout_line(snapshot: Snapshot) -> Text:
     assert snapshot.run is not None
     counts = ", ".join(f"{n} {status}" for status, n in snapshot.run.rollouts.items() if n)
     line = Text(f"rollouts  {counts or 'none yet'}; {snapshot.run.rollouts_per_s:.2f}/s")
+    if snapshot.run.paused:
+        line.append("  paused: no rollout is started", style="yellow")
+    if len(snapshot.run.policies) > 1:
+        for policy in snapshot.run.policies:
+            served = f"v{policy.newest_version} on {policy.eligible} of {count(policy.servers, 'server')}"
+            line.append(f"\npolicy {policy.policy}  {served}")
     for batch in snapshot.run.batches[:2]:
         line.append("\n" + _batch(batch))
     return line

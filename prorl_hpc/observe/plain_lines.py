@@ -15,11 +15,13 @@ class PlainLines:
     def __init__(self, now: float) -> None:
         self._started = self._last_line = now
         self._phases: dict[str, Phase] = {}
+        self._restarts = 0
         self._told: set[tuple[str, object, object]] | None = None
 
     def update(self, snapshot: Snapshot, now: float) -> list[str]:
         changes = self._process_news(snapshot)
-        news = [line for phase, line in changes if phase is not Phase.ENDED]
+        news = self._restart_news(snapshot)
+        news += [line for phase, line in changes if phase is not Phase.ENDED]
         news += self._record_news(snapshot)
         news += [line for phase, line in changes if phase is Phase.ENDED]  # what a process did comes before its end
         if not news and now - self._last_line >= HEARTBEAT_S:
@@ -37,6 +39,11 @@ class PlainLines:
             if process.phase is not before and (line := _phase_line(process)):
                 lines.append((process.phase, line))
         return lines
+
+    def _restart_news(self, snapshot: Snapshot) -> list[str]:
+        new = snapshot.restarts[self._restarts :]
+        self._restarts = len(snapshot.restarts)
+        return [f"{restart} on {restart.node}" for restart in new]
 
     def _record_news(self, snapshot: Snapshot) -> list[str]:
         """New evaluations and steps. A run joined late, or resumed, starts with the newest of each."""
@@ -63,6 +70,8 @@ def heartbeat(snapshot: Snapshot) -> str:
         detail = f" ({trainer.detail})" if trainer.detail else ""
         parts.append(f"step {trainer.step}/{trainer.steps}: {trainer.phase}{detail}")
     if (run := snapshot.run) is not None:
+        if run.paused:
+            parts.append("paused")
         flying = sum(batch.in_flight for batch in run.batches)
         tokens_per_s = sum(server.tokens_per_s for server in run.servers)
         parts.append(f"{flying} in flight, {tokens_per_s:.0f} tokens/s")

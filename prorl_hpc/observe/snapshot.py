@@ -12,6 +12,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.status import Phase, ProcessState, RunStatus, TrainerStatus
 from prorl_hpc.observe.metrics import MetricsLog, newest_per_step
+from prorl_hpc.observe.restarts import Restart, read_restarts
 
 T = TypeVar("T")
 
@@ -26,11 +27,13 @@ class Snapshot:
     steps: list[dict[str, Any]] = field(default_factory=list)
     evals: list[dict[str, Any]] = field(default_factory=list)
     finished: bool = False
+    restarts: list[Restart] = field(default_factory=list)
 
     @property
     def starting(self) -> bool:
-        """True until every process that has reported was ready."""
-        return not self.processes or any(p.phase is Phase.STARTING for p in self.processes)
+        """True until every process that has reported was ready; one that is started again was."""
+        again = {restart.name for restart in self.restarts}
+        return not self.processes or any(p.phase is Phase.STARTING and p.name not in again for p in self.processes)
 
     @property
     def over(self) -> bool:
@@ -61,6 +64,7 @@ class SnapshotReader:
             steps=self._steps,
             evals=self._evals,
             finished=self._run.finished_marker.exists(),
+            restarts=read_restarts(self._run),
         )
 
     def _processes(self) -> list[ProcessState]:

@@ -77,7 +77,7 @@ def test_a_run_that_finishes(tmp_path: Path) -> None:
 
 def test_a_failure_names_the_process_and_resume_goes_on(tmp_path: Path) -> None:
     act = {"exit_after": 0.3, "code": 7, "says": "no such sandbox"}
-    done = prorl("launch", *OVERRIDES, env=acts(worker_0=act), cwd=tmp_path)
+    done = prorl("launch", *OVERRIDES, "run.restarts=0", env=acts(worker_0=act), cwd=tmp_path)
     assert done.returncode == 1
     assert "worker-0 on" in done.stderr
     assert "exited with code 7" in done.stderr
@@ -88,6 +88,20 @@ def test_a_failure_names_the_process_and_resume_goes_on(tmp_path: Path) -> None:
 
     resumed = prorl("resume", env=acts(trainer_0=FINISH["trainer-0"]), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+
+
+def test_a_coordinator_that_is_started_again_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    env = acts(
+        coordinator={"exit_after": 0.6, "killed": True, "deaths": 1},
+        trainer_0={"exit_after": 1.5, "finish": True, "finish_after_starts": {"coordinator": 2}},
+    )
+    done = prorl("launch", *OVERRIDES, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = "coordinator was killed by SIGKILL: started again (1 of 3)"
+    assert told in done.stdout
+    assert told in prorl("status", env=env, cwd=tmp_path).stdout
+    status = json.loads(prorl("status", "--json", env=env, cwd=tmp_path).stdout)
+    assert (status["status"], status["restarts"], status["paused"]) == ("finished", [told], False)
 
 
 def test_ctrl_c_in_a_terminal_leaves_nothing_within_ten_seconds(tmp_path: Path) -> None:

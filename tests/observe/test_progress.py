@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -13,6 +14,7 @@ from prorl_hpc.messages.status import Phase, ProcessState, RunStatus, ServerStat
 from prorl_hpc.observe.metrics import MetricsLog
 from prorl_hpc.observe.plain_lines import HEARTBEAT_S, PlainLines
 from prorl_hpc.observe.progress import follow
+from prorl_hpc.observe.restarts import Restart, RestartLog
 from prorl_hpc.observe.snapshot import Snapshot, SnapshotReader
 from prorl_hpc.observe.wording import clock, sparkline
 
@@ -99,6 +101,34 @@ def test_live_display_of_a_running_run(run: RunDirectory) -> None:
     ):
         assert part in text, part
     assert "starting" not in text
+
+
+def test_live_display_shows_restarts_pauses_and_what_drains(run: RunDirectory) -> None:
+    write_processes(run, processes(Phase.READY))
+    write_work(run)
+    down = ProcessState("coordinator", "coordinator", "node1", 1, Phase.STARTING)
+    write_json(run.process_state("coordinator"), down)
+    for rank, name in enumerate(["coordinator", "worker-7"]):
+        restarts = RestartLog(run.restarts_file(rank))
+        for count in range(1, 3):
+            restarts.append(Restart(name, "node1", "was killed by SIGKILL", count, 3, 10.0 * count + rank))
+    status = SnapshotReader(run).read().run
+    assert status is not None
+    workers = [msgspec.structs.replace(status.workers[0], draining=True)]
+    servers = [msgspec.structs.replace(status.servers[0], draining=True)]
+    write_json(run.status_file, msgspec.structs.replace(status, paused=True, workers=workers, servers=servers))
+    text = shown(run, terminal=True)
+    for part in (
+        "1 earlier restart",
+        "coordinator was killed by SIGKILL: started again (2 of 3)",
+        "worker-0 (draining)",
+        "inference-0 (draining)",
+        "paused: no rollout is started",
+        "2/4 groups",
+    ):
+        assert part in text, part
+    lines = shown(run, terminal=False)
+    assert "worker-7 was killed by SIGKILL: started again (1 of 3) on node1" in lines
 
 
 def test_live_display_fits_a_big_run(run: RunDirectory) -> None:

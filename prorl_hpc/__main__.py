@@ -18,6 +18,8 @@ VERBS = {
     "cancel": "the same, by job id",
     "model": "make, list or find the models that need no hub",
     "doctor": "what this machine has and lacks",
+    "simulate": "the rollout service under a virtual clock: any size, any times, policies side by side",
+    "bench": "measure the service on this machine against its goals",
 }
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,8 @@ import pytest
 from prorl_hpc.config.model_directory import prepared_model
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import read_json
-from prorl_hpc.messages.status import TrainerStatus
+from prorl_hpc.messages.status import ProcessState, RunStatus, TrainerStatus
+from prorl_hpc.observe.rollout_store import read_rollouts
 
 pytest.importorskip("deepspeed", reason="the trainer needs the extra [train]")
 pytestmark = [pytest.mark.slow, pytest.mark.train, pytest.mark.timeout(600)]
@@ -164,12 +166,74 @@ def test_ctrl_c_leaves_a_checkpoint_and_nothing_else_and_resume_continues(tmp_pa
     assert steps == list(range(1, len(steps) + 1)), "resume repeats or skips no step"
 
 
-@pytest.mark.parametrize("victim", ["worker-0", "inference-0", "trainer-0", "coordinator"])
-def test_a_crash_ends_the_run_with_its_name_and_resume_works(tmp_path: Path, victim: str) -> None:
-    process = launch(tmp_path, "trainer.steps=50", "trainer.checkpoint_every=1", "engine=transformers")
+def kill(run: RunDirectory, name: str) -> int:
+    """SIGKILL; returns the process id."""
+    state = read_json(run.process_state(name), ProcessState)
+    assert state is not None
+    os.kill(state.pid, signal.SIGKILL)
+    return state.pid
+
+
+def wait_for_rollouts(run: RunDirectory, process: subprocess.Popen[str], timeout_s: float = 120) -> None:
+    """Until a training batch is under way, with some rollouts done and others not."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and process.poll() is None:
+        status = read_json(run.status_file, RunStatus)
+        batches = status.batches if status is not None else []
+        if any(b.batch_id.startswith("step-") and b.in_flight and b.rollouts_done for b in batches):
+            return
+        time.sleep(0.05)
+    raise AssertionError("no training batch was seen under way")
+
+
+def assert_each_rollout_came_once(run: RunDirectory, steps: int) -> None:
+    """None was lost, none was made or counted twice: the trajectories on disk are those that the trainer counted."""
+    names = ["rollout_id", "batch_id", "group_id", "group_outcome", "status"]
+    rows = read_rollouts(run, names).to_pylist()
+    assert len({row["rollout_id"] for row in rows}) == len(rows)
+    samples = Counter(row["group_id"] for row in rows if row["batch_id"].startswith("step-"))
+    assert set(samples.values()) == {run.load_config().trainer.group_size}
+    done = Counter(row["batch_id"] for row in rows if row["status"] == "done")
+    groups = {row["group_id"]: (row["batch_id"], row["group_outcome"]) for row in rows}
+    accepted = Counter(batch for batch, outcome in groups.values() if outcome == "accepted")
+    by_step = {m["step"]: m for m in metrics(run, "step")}
+    assert list(by_step) == list(range(1, steps + 1))
+    for step, record in by_step.items():
+        assert done[f"step-{step}"] == record["rollouts"]
+        assert accepted[f"step-{step}"] == record["groups_accepted"]
+
+
+@pytest.mark.parametrize("victim", ["coordinator", "worker-0"])
+def test_a_killed_coordinator_or_worker_is_started_again_and_the_run_ends_well(tmp_path: Path, victim: str) -> None:
+    process = launch(tmp_path, "trainer.steps=4", "engine=transformers")
+    run = wait_for_step(tmp_path, 1)
+    wait_for_rollouts(run, process)
+    pid = kill(run, victim)
+    code, output = finish(process)
+    assert code == 0, output[-4000:]
+    assert f"{victim} was killed by SIGKILL: started again (1 of 3)" in output
+    assert_artefacts(run, 4)
+    assert_each_rollout_came_once(run, 4)
+    assert leftovers(run) == []
+    status = read_json(run.status_file, RunStatus)
+    assert status is not None
+    assert [batch for batch in status.batches if batch.in_flight] == []
+    attempts = max(read_rollouts(run, ["attempts"])["attempts"].to_pylist())
+    if victim == "coordinator":
+        assert attempts == 1, "a coordinator that is started again takes up what the workers hold"
+    else:
+        assert attempts == 2, "what a dead worker held is tried again"
+        assert "which a dead run left" in (run.logs / "worker-0.log").read_text(), f"sandboxes of {pid} are swept"
+
+
+@pytest.mark.parametrize(
+    ("victim", "overrides"),
+    [("worker-0", ["run.restarts=0"]), ("coordinator", ["run.restarts=0"]), ("inference-0", []), ("trainer-0", [])],
+)
+def test_a_crash_ends_the_run_with_its_name_and_resume_works(tmp_path: Path, victim: str, overrides: list[str]) -> None:
+    process = launch(tmp_path, "trainer.steps=50", "trainer.checkpoint_every=1", "engine=transformers", *overrides)
     run = wait_for_step(tmp_path, 2)
-    pid = json.loads(run.process_state(victim).read_text())["pid"]
-    os.kill(pid, signal.SIGKILL)
+    kill(run, victim)
     code, output = finish(process, 90)
     assert code == 1, output[-4000:]
     assert victim in output

@@ -1,0 +1,128 @@
+"""``python -m prorl_hpc.bench.noop_worker --run-dir DIR --name NAME``: the real worker around sandboxes that are none.
+
+On its way out it writes ``<run>/state/<name>.bench.json`` (WorkerRecord) for the bench that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prorl_hpc.agents.chat_format import ChatFormat
+from prorl_hpc.bench.timed_task import stage_delays_s
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.messages.codec import read_json, write_json
+from prorl_hpc.messages.control import ServerRef
+from prorl_hpc.messages.errors import InferenceError, RunError, SandboxError
+from prorl_hpc.messages.inference import Completion
+from prorl_hpc.messages.rollout import SamplingParams
+from prorl_hpc.observe.process import Process, process_arguments, run_to_end, stop_event, unless_stopped
+from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, ToolResult
+from prorl_hpc.transport.agent_line import find_coordinator
+from prorl_hpc.transport.keys import RunKeys
+from prorl_hpc.worker.agent import Worker
+from prorl_hpc.worker.stages import Policy
+
+
+class WorkerRecord(msgspec.Struct, frozen=True):
+    """What one worker process saw. ``acknowledged_at``: time.monotonic() of the last Acknowledge, which all processes
+    of a Linux machine share; 0 if there was none."""
+
+    stage_delays_s: list[float]
+    acknowledged: int
+    acknowledged_at: float
+
+    @classmethod
+    def read(cls, run: RunDirectory, name: str) -> WorkerRecord:
+        """RunError if the process did not end in order."""
+        record = read_json(record_file(run, name), cls)
+        if record is None:
+            raise RunError(f"{name} wrote no record: it did not end in order")
+        return record
+
+
+def record_file(run: RunDirectory, name: str) -> Path:
+    return run.state / f"{name}.bench.json"
+
+
+class NoSandbox:
+    """Implements sandbox.protocol.Sandbox; nothing can be done in it."""
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self.sandbox_id = spec.sandbox_id
+
+    async def call(self, tool: str, arguments: dict[str, Any], timeout_s: float) -> ToolResult:
+        raise SandboxError("the benches' sandbox runs no tools")
+
+    async def upload(self, path: str, content: bytes) -> None:
+        raise SandboxError("the benches' sandbox keeps no files")
+
+    async def download(self, path: str) -> bytes:
+        raise SandboxError("the benches' sandbox keeps no files")
+
+    async def stop(self) -> None:
+        pass
+
+
+class NoRuntime:
+    """Implements sandbox.protocol.Runtime. Unlike the tests' fake it remembers nothing: a bench starts a million."""
+
+    description = "none (bench)"
+
+    async def prepare(self) -> None:
+        pass
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        return NoSandbox(spec)
+
+    async def close(self) -> None:
+        pass
+
+
+class NoLLM:
+    """Implements worker.stages.LLMSource and tasks.protocol.LLM: it must not be asked."""
+
+    def for_rollout(self, server: ServerRef, rollout_id: str, priority: int) -> NoLLM:
+        return self
+
+    async def generate(self, token_ids: Sequence[int], sampling: SamplingParams) -> Completion:
+        raise InferenceError("the benches' task asks no LLM")
+
+
+async def serve(process: Process) -> None:
+    stop = stop_event()
+    config = process.config
+    waiting = process.wait_for("coordinator", config.run.start_timeout_s)
+    if await unless_stopped(waiting, stop) is None:
+        return
+    worker = Worker(
+        process.name,
+        process.node,
+        config,
+        RunKeys.load(process.run.keys),
+        NoRuntime(),
+        NoLLM(),
+        Policy(ChatFormat.open(config.model.path), config.model.max_context_tokens, config.task.max_turn_tokens),
+        lambda: find_coordinator(process),
+    )
+    try:
+        await worker.run(stop, process.ready)
+    finally:
+        await asyncio.to_thread(
+            write_json, record_file(process.run, process.name), WorkerRecord(stage_delays_s.tolist())
+        )
+
+
+def main() -> int:
+    arguments = process_arguments("bench.noop_worker")
+    process = Process.start("worker", arguments.run_dir, arguments.name)
+    return run_to_end(process, serve(process))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

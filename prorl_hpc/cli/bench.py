@@ -1,0 +1,120 @@
+"""``prorl-hpc bench NAME``: measure the service on this machine, each figure against a goal.
+
+Exit code 0 if all figures that were taken hold, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from prorl_hpc.bench.document import write_into
+from prorl_hpc.bench.figures import Figure, Machine, Report
+from prorl_hpc.messages.errors import ConfigError
+
+BENCHES = {
+    "coordinator": "throughput, latency, coupled and decoupled pools, the simulator's size, memory",
+    "soak": "nothing lost and nothing delivered twice while workers and the coordinator are killed",
+}
+_SOAK_SETTINGS = {"rollouts": 50_000, "workers": 8, "coordinator_kills": 2, "seed": 0}
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if argv else 2
+    name = _known(argv[0], "bench", BENCHES)
+    return _coordinator(argv[1:]) if name == "coordinator" else _soak(argv[1:])
+
+
+def usage() -> str:
+    benches = "\n".join(f"  {name:<12} {what}" for name, what in BENCHES.items())
+    return (
+        "usage: prorl-hpc bench NAME [arguments]\n\n"
+        "Measures this machine, with real processes. Prints one table, with --json one object; exits with 0 if all that\n"
+        "was measured holds its goal, else with 1.\n\n"
+        f"{benches}\n\n`prorl-hpc bench NAME --help` says more."
+    )
+
+
+def _coordinator(argv: list[str]) -> int:
+    from prorl_hpc.bench.coordinator import PARTS, measure
+
+    parts = "\n".join(f"  {name:<12} {what}" for name, what in PARTS.items())
+    parser = _parser("coordinator", f"parts:\n{parts}")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, minutes instead of half an hour")
+    parser.add_argument("--part", nargs="+", action="extend", metavar="NAME", help="only these parts")
+    args = parser.parse_args(argv)
+    chosen = [_known(name, "part of bench coordinator", PARTS) for name in args.part or PARTS]
+    return _report("coordinator", args, lambda say: measure(chosen, args.quick, say))
+
+
+def _soak(argv: list[str]) -> int:
+    from prorl_hpc.bench.soak import SoakPlan, figures, soak
+
+    settings = "\n".join(f"  {name}={default}" for name, default in _SOAK_SETTINGS.items())
+    parser = _parser("soak", f"settings and their defaults:\n{settings}")
+    parser.add_argument("settings", nargs="*", metavar="name=value")
+    args = parser.parse_args(argv)
+    given = {**_SOAK_SETTINGS, **_numbers(args.settings)}
+    plan = SoakPlan(
+        given["rollouts"], given["workers"], coordinator_kills=given["coordinator_kills"], seed=given["seed"]
+    )
+    return _report("soak", args, lambda say: figures(plan, soak(plan, say)))
+
+
+def _parser(name: str, epilog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"prorl-hpc bench {name}",
+        description=BENCHES[name],
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="also write the table into FILE (docs/benchmarks.md)"
+    )
+    return parser
+
+
+def _report(name: str, args: argparse.Namespace, measure: Callable[[Callable[[str], None]], list[Figure]]) -> int:
+    machine, began = Machine.here(), time.monotonic()
+
+    def say(words: str) -> None:
+        print(f"[{time.monotonic() - began:6.0f} s] {words}", file=sys.stderr, flush=True)
+
+    report = Report.of(machine, measure(say))
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        Console().print(report.table())
+    if args.write:
+        write_into(args.write, name, report)
+    return 0 if report.all_hold else 1
+
+
+def _numbers(settings: list[str]) -> dict[str, int]:
+    found = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        least = 1 if name in ("rollouts", "workers") else 0
+        _known(name, "setting of bench soak", _SOAK_SETTINGS)
+        if not value.isdigit() or int(value) < least:
+            raise ConfigError(f"{setting}: expected {name}= and a whole number, {least} or more")
+        found[name] = int(value)
+    return found
+
+
+def _known(given: str, what: str, names: Iterable[str]) -> str:
+    if given not in set(names):
+        near = difflib.get_close_matches(given, list(names), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"there is no {what} {given!r}: {hint}There are {', '.join(names)}")
+    return given

@@ -1,0 +1,47 @@
+"""Figures, the machine they were taken on, and the page that they are written into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from prorl_hpc.bench.document import write_into
+from prorl_hpc.bench.figures import Figure, Machine, Report
+from prorl_hpc.messages.errors import ConfigError
+
+
+def test_what_holds() -> None:
+    assert Figure.at_least("a", 3.0, 3.0, "x", "peer").holds is True
+    assert Figure.at_least("a", 2.9, 3.0, "x", "peer").holds is False
+    assert Figure.below("b", 10.0, 10.0, "ms", "").holds is False
+    assert Figure.exactly("c", 0, 0, "rollouts", "").holds is True
+    missing = Figure.not_taken("d", "x", "peer", ">= 3", "no network")
+    assert (missing.value, missing.holds, missing.detail) == (None, None, "no network")
+
+
+def test_a_figure_without_a_judgement_breaks_no_report() -> None:
+    machine = Machine.here()
+    told = Figure.told("e", 1.0, "x")
+    missing = Figure.not_taken("d", "x", "peer", ">= 3", "no network")
+    assert Report.of(machine, [told, missing, Figure.exactly("c", 0, 0, "", "")]).all_hold
+    assert not Report.of(machine, [told, Figure.exactly("c", 1, 0, "", "")]).all_hold
+
+
+def test_the_json_is_one_object_with_the_machine() -> None:
+    told = msgspec.json.decode(msgspec.json.encode(Report.of(Machine.here(), [Figure.told("e", 1.0, "x")])))
+    assert set(told) == {"machine", "commit", "date", "figures"}
+    assert set(told["figures"][0]) == {"name", "value", "unit", "against", "goal", "holds", "detail"}
+    assert told["machine"]["cpus"] >= 1 and told["machine"]["memory_gib"] > 0
+
+
+def test_a_page_gets_the_newest_table_and_keeps_its_words(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Words\n<!-- bench soak -->\nstale\n<!-- end -->\nmore\n<!-- bench x -->\nkept\n<!-- end -->\n")
+    write_into(page, "soak", Report.of(Machine.here(), [Figure.exactly("lost", 0, 0, "rollouts", "ids")]))
+    text = page.read_text()
+    assert "| lost | 0 rollouts | ids | = 0 | yes |" in text
+    assert "stale" not in text and text.startswith("# Words\n") and text.count("kept\n<!-- end -->") == 1
+    with pytest.raises(ConfigError, match="no place"):
+        write_into(page, "coordinator", Report.of(Machine.here(), []))

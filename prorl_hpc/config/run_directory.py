@@ -131,6 +131,16 @@ class RunDirectory:
         return self.state / "status.json"
 
     @property
+    def journal_file(self) -> Path:
+        """The coordinator's SQLite database."""
+        return self.path / "journal.sqlite"
+
+    @property
+    def keepsakes_file(self) -> Path:
+        """What a coordinator that is started again in the same job must know beside its journal."""
+        return self.state / "keepsakes.json"
+
+    @property
     def trainer_status_file(self) -> Path:
         return self.state / "trainer-status.json"
 

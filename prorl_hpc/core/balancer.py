@@ -61,6 +61,10 @@ class ServerBalancer:
             for server in self._servers.values():
                 self._rank(server)
 
+    def newest(self, policy: str) -> int:
+        """The newest weight version of ``policy``; 0 if there was none yet."""
+        return self._newest.get(policy, 0)
+
     def drain(self, server_id: str, on: bool) -> None:
         """A draining server gets no more; what it has stays. One that is unknown is passed over."""
         server = self._servers.get(server_id)

@@ -12,10 +12,10 @@ import msgspec
 from prorl_hpc.messages.control import (
     Discard,
     Discarded,
-    Pools,
-    ServerRef,
     Held,
     MoveRun,
+    Pools,
+    ServerRef,
     ServerTrouble,
     StageFinished,
     StartEval,

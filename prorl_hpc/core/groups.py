@@ -116,6 +116,12 @@ class BatchSampler:
         return self.state is not BatchState.RUNNING and not self._in_flight
 
     @property
+    def under_way(self) -> list[RolloutSpec]:
+        """The rollouts that have not ended, those of groups that are carried on too."""
+        groups = (*self._in_flight.values(), *self._parked.values())
+        return [spec for group in groups for spec in group.specs if spec.sample not in group.rollouts]
+
+    @property
     def carries_on(self) -> bool:
         """It is full, and has groups that wait to be taken over."""
         return bool(self._parked)

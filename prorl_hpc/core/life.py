@@ -17,6 +17,11 @@ _DEFAULT_BUDGETS = Budgets()
 ATTEMPT_MARK = "#"
 """Not allowed in rollout ids."""
 
+
+def attempt_id_of(rollout_id: str, attempt: int) -> str:
+    return rollout_id if attempt == 1 else f"{rollout_id}{ATTEMPT_MARK}{attempt}"
+
+
 Rank = tuple[int, int, int, int]
 """Smaller goes first: (priority, fair-share tag, age of the group, age of the rollout)."""
 
@@ -59,8 +64,7 @@ class Life:
 
     @property
     def attempt_id(self) -> str:
-        rollout_id = self.spec.rollout_id
-        return rollout_id if self.attempt == 1 else f"{rollout_id}{ATTEMPT_MARK}{self.attempt}"
+        return attempt_id_of(self.spec.rollout_id, self.attempt)
 
     @property
     def attempt_spec(self) -> RolloutSpec:

@@ -91,6 +91,7 @@ class WeightUpdate(msgspec.Struct, frozen=True, tag=True):
     version: int
     paths: list[str]
     probe: WeightProbe | None = None
+    policy: str = "policy"
 
 
 class WeightUpdated(msgspec.Struct, frozen=True, tag=True):

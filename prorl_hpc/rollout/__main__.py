@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
 import sys
 
 from prorl_hpc.messages.codec import read_json
@@ -13,13 +15,19 @@ from prorl_hpc.messages.status import Phase
 from prorl_hpc.observe.process import Process, process_arguments, stop_event
 from prorl_hpc.observe.rollout_store import RolloutStore
 from prorl_hpc.rollout.coordinator import Coordinator
+from prorl_hpc.rollout.journal import Journal
+from prorl_hpc.rollout.keepsakes import Keepsakes
 from prorl_hpc.service.server import HttpFace
 from prorl_hpc.slurm.plan import Plan
+from prorl_hpc.tasks.registry import BUILT_IN
 from prorl_hpc.transport.addresses import node_address
 from prorl_hpc.transport.channels import RouterDoor
 from prorl_hpc.transport.keys import RunKeys
 
 log = logging.getLogger(__name__)
+
+JOB_TOKEN = "PRORL_JOB_TOKEN"
+"""In the environment: names the job. The supervisor gives the same to a coordinator that it starts again."""
 
 
 async def serve(process: Process) -> None:
@@ -31,6 +39,10 @@ async def serve(process: Process) -> None:
     if plan is None:
         raise RunError(f"{run.plan_file} is missing: a run directory that `launch` or `resume` made has one")
     address = node_address(config.cluster.interface)
+    epoch = os.environ.get(JOB_TOKEN, "")
+    process.say(Phase.STARTING, "reading the journal")
+    store = RolloutStore(run) if config.rollout.keep_trajectories else None
+    journal = await Journal.open(run.journal_file, epoch=epoch, store=store)
     door: RouterDoor[AgentToCoordinator] = RouterDoor(
         AgentToCoordinator, keys, process.runtime_dir / "coordinator.zmq", None if plan.single_node else address
     )
@@ -39,19 +51,37 @@ async def serve(process: Process) -> None:
             run.run_id,
             config.rollout,
             door,
-            store=RolloutStore(run) if config.rollout.keep_trajectories else None,
+            journal,
+            Keepsakes(run.keepsakes_file, epoch),
             status_file=run.status_file,
+            tasks=sorted({*BUILT_IN, config.task.name}),
             first_server_s=config.run.start_timeout_s,
         )
+        await coordinator.resume()
+        _spare_the_collector()
         socket_path = process.runtime_dir / "coordinator.http"
         tcp_host = address if config.rollout.http_tcp else None
-        async with HttpFace(coordinator, socket_path, tcp_host=tcp_host, token=keys.api_token) as face:
+        async with HttpFace(
+            coordinator,
+            socket_path,
+            tcp_host=tcp_host,
+            token=keys.api_token,
+            process_timeout_s=config.rollout.total_s,
+        ) as face:
             endpoints = {"zmq_ipc": door.ipc, "zmq_tcp": door.tcp, "uds": str(socket_path), "http": face.url}
             process.ready({kind: where for kind, where in endpoints.items() if where})
             await coordinator.run(stop)
             process.say(Phase.STOPPING)
     finally:
         door.close()
+        await journal.close()
+
+
+def _spare_the_collector() -> None:
+    """What is here now stays; and what is made later seldom has cycles. A full collection would hold up the queues."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def main() -> int:

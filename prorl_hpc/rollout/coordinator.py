@@ -1,6 +1,7 @@
-"""The asyncio shell around core: messages in, events to the scheduler, its commands out.
+"""The rollout service behind its HTTP face: orders in, results out, nothing forgotten.
 
-Everything runs on one event loop and every handling is without an await, so the core sees one event at a time.
+Implements service.protocol.RolloutService. What happens is written to the journal in the order in which it happens;
+what a client is told, and what a worker may forget, is on disk before.
 """
 
 from __future__ import annotations
@@ -8,328 +9,380 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TypeVar
 
 from prorl_hpc.config.schema import RolloutConfig
-from prorl_hpc.core.events import (
-    Cancel,
-    Event,
-    Order,
-    ServerLost,
-    ServerSeen,
-    Submit,
-    Tick,
-    WorkerJoined,
-    WorkerLost,
-)
+from prorl_hpc.core.events import Cancel, Ended, Event, Pause, Recover, Retried, ServerDrains, Submit, WorkerDrains
 from prorl_hpc.core.groups import Moves
-from prorl_hpc.core.scheduler import Scheduler
+from prorl_hpc.core.life import attempt_id_of
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec
 from prorl_hpc.messages.codec import write_json
-from prorl_hpc.messages.control import (
-    AgentToCoordinator,
-    Discarded,
-    Goodbye,
-    InferenceHello,
-    ServerLoad,
-    Shutdown,
-    StageFinished,
-    Welcome,
-    WorkerHello,
-    WorkerLoad,
+from prorl_hpc.messages.control import AgentToCoordinator
+from prorl_hpc.messages.inference import OutsideServer, WeightUpdate, WeightUpdated
+from prorl_hpc.messages.rollout import (
+    Budgets,
+    NumberedResult,
+    RolloutProgress,
+    RolloutResult,
+    RolloutSpec,
+    Status,
 )
-from prorl_hpc.messages.errors import RunError, ServiceError
-from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
-from prorl_hpc.messages.rollout import RolloutProgress, RolloutResult, RolloutSpec
-from prorl_hpc.messages.status import RunStatus
-from prorl_hpc.rollout.agents import Agents, ServerAgent, WorkerAgent
-from prorl_hpc.rollout.orders import Orders
+from prorl_hpc.messages.status import RunStatus, ServerStatus, WorkerStatus
+from prorl_hpc.rollout.admission import Admission
+from prorl_hpc.rollout.dispatch import Clock, Dispatch
+from prorl_hpc.rollout.journal import Journal
+from prorl_hpc.rollout.keepsakes import Keepsakes
+from prorl_hpc.rollout.metrics import CoordinatorMetrics
+from prorl_hpc.rollout.orders import Orders, Over
+from prorl_hpc.rollout.outbox import Outbox
+from prorl_hpc.rollout.outside_servers import OutsideServers
+from prorl_hpc.rollout.publications import Publications
 from prorl_hpc.rollout.run_status import Rate, run_status
-from prorl_hpc.rollout.weights import WeightFanOut
-from prorl_hpc.service.errors import conflict
+from prorl_hpc.rollout.waiters import Waiters
+from prorl_hpc.service.errors import conflict, not_found
 from prorl_hpc.transport.channels import RouterDoor
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _TICK_S = 0.25
 _STATUS_S = 1.0
 _GOODBYE_S = 1.0
-MAX_LIVE_ROLLOUTS = 200_000
-
-
-class BatchStore(Protocol):
-    """Where finished batches go (observe.rollout_store.RolloutStore)."""
-
-    def write_batch(self, batch_id: str, result: BatchResult) -> Path: ...
+_GRACE_BEATS = 3
+"""Heartbeats after a restart that workers have to say what they hold."""
 
 
 class Coordinator:
-    """Implements service.protocol.RolloutService. ``run`` until stopped."""
+    """``run`` until stopped. ``tasks``: the tasks that the workers serve."""
 
     def __init__(
         self,
         run_id: str,
         config: RolloutConfig,
         door: RouterDoor[AgentToCoordinator],
+        journal: Journal,
+        keepsakes: Keepsakes,
         *,
-        store: BatchStore | None,
         status_file: Path,
+        tasks: Collection[str],
         first_server_s: float = 600.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
-        """``store`` None: finished batches are not written down."""
+        self.tasks = tasks
         self._run_id = run_id
         self._config = config
         self._door = door
-        self._store = store
+        self._journal = journal
         self._status_file = status_file
         self._clock = clock
         self._began = clock()
-        self._scheduler = Scheduler(retries=config.retries)
-        self._agents = Agents()
-        self._orders = Orders(self._batch_over)
-        self._weights = WeightFanOut(self._send_weights, first_server_s=first_server_s)
+        self._budgets = Budgets(config.init_s, config.run_s, config.eval_s, config.total_s, config.wall_s)
+        self._orders = Orders(self._budgets)
+        self._outbox = Outbox(door)
+        self._publications = Publications(self._send_weights, keepsakes, first_server_s=first_server_s)
+        self._dispatch = Dispatch(
+            run_id,
+            config,
+            self._outbox,
+            self._publications,
+            on_ended=self._ended,
+            on_retried=self._retried,
+            clock=clock,
+        )
+        self._scheduler = self._dispatch.scheduler
+        for policy, update in keepsakes.weights.items():
+            self._scheduler.servers.require(policy, update.version)
+        self._outside = OutsideServers(keepsakes, self._dispatch.tell, self._scheduler.servers.newest)
+        self._admission = Admission(self._scheduler, self._dispatch.agents)
+        self._metrics = CoordinatorMetrics(refused=lambda: door.refused)
         self._rate = Rate()
-        self._outbox: asyncio.Queue[tuple[bytes, Any]] = asyncio.Queue()
-        self._writes: asyncio.Queue[BatchResult] = asyncio.Queue()
+        self._waiters = Waiters()
+        self._accepting = asyncio.Lock()
 
     async def run(self, stop: asyncio.Event, reason: str = "the run is over") -> None:
         """Serve until ``stop``, then tell all agents to shut down. Raises what breaks it."""
         async with asyncio.TaskGroup() as group:
-            works = (self._receive(), self._send_outbox(), self._tick(), self._watch(), self._write_status())
-            tasks = [group.create_task(work) for work in (*works, self._write_batches())]
+            works = (self._receive(), self._outbox.run(), self._tick(), self._watch(), self._write_status())
+            tasks = [group.create_task(work) for work in (*works, self._outside.watch(), self._watch_journal())]
             await stop.wait()
             await self._end(reason)
             for task in tasks:
                 task.cancel()
 
-    # RolloutService
+    async def resume(self) -> None:
+        """Go on with what an earlier process of this job had accepted. Once, before ``run``."""
+        found, paused = await self._journal.recover()
+        resumed = self._orders.resume(found, self._clock())
+        grace_s = _GRACE_BEATS * self._config.heartbeat_s
+        self._dispatch.tell(Pause(paused), Recover(resumed.under_way, grace_s), *_events(resumed.moves))
+        for over in resumed.over:
+            self._finish(over)
+        self._outside.restore()
+        if found:
+            log.info(
+                "went on with %d orders and %d rollouts of an earlier process; workers have %g s to say what they hold",
+                len(found),
+                len(resumed.under_way),
+                grace_s,
+            )
 
-    def submit_batch(self, spec: BatchSpec) -> BatchProgress:
-        if spec.batch_id not in self._orders.batches:
-            self._check_room(spec.group_size * (spec.max_parallel_groups or spec.groups_wanted))
-        self._make(self._orders.begin_batch(spec, self._clock()))
-        return self._orders.batch_progress(spec.batch_id)
+    # batches
 
-    def batch_progress(self, batch_id: str) -> BatchProgress:
-        return self._orders.batch_progress(batch_id)
+    async def submit_batch(self, spec: BatchSpec) -> BatchProgress:
+        async with self._accepting:
+            progress = await self._known_batch(spec.batch_id)
+            if progress is not None:
+                await self._journal.accept_batch(spec)  # the same, or refused
+                return progress
+            parallel = spec.max_parallel_groups or spec.groups_wanted
+            self._admission.check(spec.group_size * parallel, {spec.policy})
+            closes, carried, before = self._orders.take_over(spec)
+            await self._journal.accept_batch(spec, carried, closes)
+            moves, over = self._orders.begin_batch(spec, self._clock(), carried, before)
+        self._make(moves)
+        if over is not None:
+            self._finish(over)
+        return await self.batch_progress(spec.batch_id)
+
+    async def batch_progress(self, batch_id: str) -> BatchProgress:
+        progress = await self._known_batch(batch_id)
+        if progress is None:
+            raise not_found("batch", batch_id)
+        return progress
 
     async def wait_batch(self, batch_id: str, wait_s: float) -> BatchResult | BatchProgress:
-        return await self._orders.batches.wait(batch_id, wait_s) or self._orders.batch_progress(batch_id)
+        if self._orders.running(batch_id) is not None:
+            await self._waiters.wait(("batch", batch_id), wait_s)
+        return await self._journal.batch_result(batch_id) or await self.batch_progress(batch_id)
 
-    def cancel_batch(self, batch_id: str) -> BatchProgress:
-        self._make(self._orders.cancel_batch(batch_id, self._clock()))
-        return self._orders.batch_progress(batch_id)
+    async def cancel_batch(self, batch_id: str) -> BatchProgress:
+        if self._orders.running(batch_id) is not None:
+            noted = self._journal.cancelled_batch(batch_id)
+            moves, over = self._orders.cancel_batch(batch_id, self._clock())
+            self._make(moves)
+            if over is not None:
+                self._finish(over)
+            await noted
+        progress = await self.batch_progress(batch_id)
+        if progress.state not in ("running", "cancelled"):
+            message = f"batch {batch_id!r} is over ({progress.state}): there is nothing to cancel"
+            raise conflict(message, "already_finished", state=progress.state)
+        return progress
 
-    def submit_rollouts(self, specs: list[RolloutSpec]) -> list[RolloutProgress]:
-        self._check_room(sum(spec.rollout_id not in self._orders.rollouts for spec in specs))
-        self._make(self._orders.begin_rollouts(specs))
-        return [self.rollout_progress(spec.rollout_id) for spec in specs]
+    async def list_batches(self, after: str, limit: int) -> list[BatchProgress]:
+        return [await self.batch_progress(batch_id) for batch_id in await self._journal.batches(after, limit)]
 
-    def rollout_progress(self, rollout_id: str) -> RolloutProgress:
-        if self._orders.rollouts.finished(rollout_id):
-            return self._orders.ended_rollout(rollout_id)
-        life = self._scheduler.life(rollout_id)
-        assert life is not None, "an open rollout lives"
-        return RolloutProgress(rollout_id, life.status, life.attempt, life.worker, life.server)
+    async def _known_batch(self, batch_id: str) -> BatchProgress | None:
+        running = self._orders.running(batch_id)
+        if running is not None:
+            return running.progress()
+        return await self._journal.batch_state(batch_id)
+
+    # single rollouts
+
+    async def submit_rollouts(self, specs: list[RolloutSpec]) -> list[RolloutProgress]:
+        refusal = self._admission.why_not(len(specs), {spec.policy for spec in specs})
+        if refusal is not None:
+            # Said again, they are known, whatever would be refused now.
+            known = [await self._known_rollout(spec.rollout_id) for spec in specs]
+            if None in known:
+                raise refusal
+        new = await self._journal.accept_rollouts(specs)
+        begun = [spec for spec, is_new in zip(specs, new, strict=True) if is_new]
+        self._metrics.accepted(len(begun))
+        self._make(self._orders.begin_rollouts(begun))
+        return [await self.rollout_progress(spec.rollout_id) for spec in specs]
+
+    async def rollout_progress(self, rollout_id: str) -> RolloutProgress:
+        progress = await self._known_rollout(rollout_id)
+        if progress is None:
+            raise not_found("rollout", rollout_id)
+        return progress
 
     async def wait_rollout(self, rollout_id: str, wait_s: float) -> RolloutResult | RolloutProgress:
-        return await self._orders.rollouts.wait(rollout_id, wait_s) or self.rollout_progress(rollout_id)
+        if self._scheduler.life(rollout_id) is not None:
+            await self._waiters.wait(("rollout", rollout_id), wait_s)
+        if self._scheduler.life(rollout_id) is None:
+            result = await self._journal.rollout_result(rollout_id)
+            if result is not None:
+                return result
+        return await self.rollout_progress(rollout_id)
 
-    def cancel_rollout(self, rollout_id: str) -> RolloutProgress:
-        if self._orders.rollouts.finished(rollout_id):
-            progress = self._orders.ended_rollout(rollout_id)
-            if progress.status != "cancelled":
-                message = f"rollout {rollout_id!r} is over ({progress.status}): there is nothing to cancel"
-                raise conflict(message, "already_finished", status=progress.status)
-            return progress
-        self._handle(Cancel((rollout_id,)))
-        return self.rollout_progress(rollout_id)
+    async def cancel_rollout(self, rollout_id: str) -> RolloutProgress:
+        self._dispatch.tell(Cancel((rollout_id,)))
+        progress = await self.rollout_progress(rollout_id)
+        if progress.status is not Status.CANCELLED:
+            message = f"rollout {rollout_id!r} is over ({progress.status}): there is nothing to cancel"
+            raise conflict(message, "already_finished", status=progress.status)
+        return progress
+
+    async def list_rollouts(
+        self, status: Status | None, batch_id: str, after: str, limit: int
+    ) -> list[RolloutProgress]:
+        listed: list[RolloutProgress] = []
+        begun = not after or self._scheduler.life(after) is None
+        if status is None or not status.terminal:
+            skipping = not begun
+            for life in self._scheduler.lives if not after or skipping else ():
+                if skipping:
+                    skipping = life.spec.rollout_id != after
+                elif status in (None, life.status) and batch_id in ("", self._orders.batch_of(life.spec.rollout_id)):
+                    listed.append(self._living(life.spec.rollout_id))
+                if len(listed) == limit:
+                    return listed
+        if status is None or status.terminal:
+            listed += await self._journal.ended(status, batch_id, after if begun else "", limit - len(listed))
+        return listed
+
+    async def results(self, cursor: int, limit: int, wait_s: float, batch_id: str) -> list[NumberedResult]:
+        end = self._clock() + wait_s
+        await self._journal.wait_beyond(cursor, wait_s)
+        while True:
+            newest = self._journal.newest_cursor
+            found = await self._journal.results(cursor, limit, batch_id)
+            if found or self._clock() >= end:
+                return found
+            await self._journal.wait_beyond(max(newest, cursor), end - self._clock())
+
+    async def _known_rollout(self, rollout_id: str) -> RolloutProgress | None:
+        if self._scheduler.life(rollout_id) is not None:
+            return self._living(rollout_id)
+        return await self._journal.rollout_progress(rollout_id)
+
+    def _living(self, rollout_id: str) -> RolloutProgress:
+        life = self._scheduler.life(rollout_id)
+        assert life is not None
+        batch_id = self._orders.batch_of(rollout_id)
+        return RolloutProgress(rollout_id, life.status, life.attempt, life.worker, life.server, batch_id)
+
+    # the run
 
     async def update_weights(self, update: WeightUpdate) -> list[WeightUpdated]:
-        return await self._weights.publish(update)
+        return await self._publications.publish(update)
+
+    async def drain_worker(self, worker_id: str, on: bool) -> WorkerStatus:
+        self._dispatch.tell(WorkerDrains(worker_id, on))
+        return _named(worker_id, "worker", {worker.worker_id: worker for worker in self.status().workers})
+
+    async def add_server(self, server: OutsideServer) -> ServerStatus:
+        if server.server_id in self._dispatch.agents.servers:
+            message = f"LLM server {server.server_id!r} is one of the run's own: choose another id"
+            raise conflict(message, "server_differs")
+        await self._outside.add(server)
+        return self._server_status(server.server_id)
+
+    async def drain_server(self, server_id: str, on: bool) -> ServerStatus:
+        self._dispatch.tell(ServerDrains(server_id, on))
+        return self._server_status(server_id)
+
+    async def remove_server(self, server_id: str) -> None:
+        if server_id in self._dispatch.agents.servers:
+            raise conflict(f"LLM server {server_id!r} is one of the run's own: it can only be drained", "own_server")
+        self._outside.remove(server_id)
+
+    async def pause(self, on: bool) -> RunStatus:
+        noted = self._journal.set_paused(on)
+        self._dispatch.tell(Pause(on))
+        await noted
+        return self.status()
 
     def status(self) -> RunStatus:
         now = self._clock()
-        uptime_s, rate = now - self._began, self._rate.per_s(now)
-        return run_status(self._run_id, uptime_s, self._scheduler, self._agents, self._orders, rate)
+        outside = self._outside.statuses(self._scheduler.servers.assigned, self._scheduler.servers.draining)
+        return run_status(
+            self._run_id,
+            now - self._began,
+            self._scheduler,
+            self._dispatch.agents,
+            outside,
+            self._orders.shown(),
+            self._rate.per_s(now),
+        )
 
-    # core
+    def metrics(self) -> bytes:
+        return self._metrics.render(self.status())
 
-    def _handle(self, event: Event) -> None:
-        """Give ``event`` to the scheduler and do what it and the batches want, until they want nothing more."""
-        now = self._clock()
-        events = deque([event])
-        while events:
-            for command in self._scheduler.handle(events.popleft(), now):
-                if isinstance(command, Order):
-                    self._post(self._agents.workers[command.worker_id].peer, command.message)
-                else:
-                    self._rate.count(now)
-                    events.extend(_events(self._orders.ended(command.result, now)))
+    def _server_status(self, server_id: str) -> ServerStatus:
+        return _named(server_id, "server", {server.server_id: server for server in self.status().servers})
+
+    # what happens
+
+    def _ended(self, ended: Ended, now: float) -> Iterable[Event]:
+        result = ended.result
+        self._rate.count(now)
+        self._metrics.ended(result)
+        batch_id, moves, over = self._orders.ended(result, now)
+        attempt_id = attempt_id_of(result.rollout_id, result.attempts)
+
+        def on_disk(recorded: asyncio.Future[int]) -> None:
+            if not recorded.cancelled() and recorded.exception() is None:
+                self._dispatch.on_disk(result.worker, attempt_id)
+                self._waiters.wake(("rollout", result.rollout_id))
+
+        self._journal.record(result, ended.trajectory, batch_id).add_done_callback(on_disk)
+        if over is not None:
+            self._finish(over)
+        self._metrics.accepted(len(moves.submit))
+        return _events(moves)
+
+    def _retried(self, retried: Retried) -> None:
+        self._metrics.retried()
+        self._journal.note_attempt(retried.rollout_id, retried.attempt)
+
+    def _finish(self, over: Over) -> None:
+        batch_id = over.result.progress.batch_id
+        finished = self._journal.finish_batch(over.result, keeps_open=over.carries_on)
+        finished.add_done_callback(lambda _: self._waiters.wake(("batch", batch_id)))
 
     def _make(self, moves: Moves) -> None:
-        for event in _events(moves):
-            self._handle(event)
-
-    def _check_room(self, more: int) -> None:
-        live = self._scheduler.live
-        if live + more > MAX_LIVE_ROLLOUTS:
-            message = (
-                f"{live} rollouts are under way and {more} more would pass the limit of {MAX_LIVE_ROLLOUTS}: try later"
-            )
-            raise ServiceError(message, code="queue_full", status=429)
-
-    # messages
-
-    def _take(self, peer: bytes, message: AgentToCoordinator) -> None:
-        now = self._clock()
-        self._agents.heard(peer, now)
-        match message:
-            case WorkerHello():
-                self._worker_hello(peer, message, now)
-            case InferenceHello():
-                self._inference_hello(peer, message, now)
-            case ServerLoad():
-                self._server_load(message, now)
-            case Goodbye():
-                self._lost(message.agent_id, "it left")
-            case StageFinished() | Discarded():
-                self._handle(message)
-            case WeightUpdated():
-                self._weights_loaded(message)
-            case WorkerLoad():
-                pass  # being heard is all that it is for
-
-    def _worker_hello(self, peer: bytes, hello: WorkerHello, now: float) -> None:
-        if hello.worker_id not in self._agents.workers:
-            log.info("worker %s joined from %s (%s)", hello.worker_id, hello.node, hello.sandbox)
-        self._agents.worker_hello(hello, peer, now)
-        self._post(peer, Welcome(self._run_id, self._config.heartbeat_s))
-        self._handle(WorkerJoined(hello.worker_id, hello.pools, frozenset(hello.held)))
-
-    def _inference_hello(self, peer: bytes, hello: InferenceHello, now: float) -> None:
-        server_id = hello.server.server_id
-        known = self._agents.servers.get(server_id)
-        if known is not None and known.hello.server != hello.server:
-            self._lost(server_id, "it was started anew")
-        joined = server_id not in self._agents.servers
-        if joined:
-            log.info("LLM server %s joined from %s (%s)", server_id, hello.server.node, hello.engine)
-        agent = self._agents.server_hello(hello, peer, now)
-        self._post(peer, Welcome(self._run_id, self._config.heartbeat_s))
-        self._server_seen(agent)
-        self._weights.server_seen(server_id, hello.weight_version, joined=joined)
-
-    def _server_load(self, load: ServerLoad, now: float) -> None:
-        agent = self._agents.servers.get(load.server_id)
-        if agent is None:
-            return  # lost before; it says Hello again when it notices our silence
-        if load.healthy != agent.healthy:
-            log.warning("LLM server %s is %s: %s", load.server_id, "well" if load.healthy else "not well", load.detail)
-        agent.reported(load, now)
-        self._server_seen(agent)
-        self._weights.server_seen(load.server_id, load.weight_version, joined=False)
-
-    def _weights_loaded(self, answer: WeightUpdated) -> None:
-        if answer.error:
-            log.error("%s did not take weights of version %d: %s", answer.server_id, answer.version, answer.error)
-        agent = self._agents.servers.get(answer.server_id)
-        if agent is not None and not answer.error:
-            agent.weight_version = answer.version
-            self._server_seen(agent)
-        self._weights.answered(answer)
-
-    def _server_seen(self, agent: ServerAgent) -> None:
-        self._handle(ServerSeen(agent.hello.server, agent.weight_version, agent.healthy))
-
-    def _lost(self, agent_id: str, reason: str) -> None:
-        agent = self._agents.forget(agent_id)
-        if agent is None:
-            return
-        log.warning("%s is lost: %s", agent_id, reason)
-        if isinstance(agent, WorkerAgent):
-            self._handle(WorkerLost(agent_id, reason))
-        else:
-            self._handle(ServerLost(agent_id, reason))
-            self._weights.server_lost(agent_id)
+        self._dispatch.tell(*_events(moves))
 
     def _send_weights(self, server_id: str, update: WeightUpdate) -> None:
-        self._post(self._agents.servers[server_id].peer, update)
-
-    def _post(self, peer: bytes, message: Any) -> None:
-        self._outbox.put_nowait((peer, message))
-
-    def _batch_over(self, result: BatchResult) -> None:
-        if self._store is not None:
-            self._writes.put_nowait(result)
+        self._outbox.post(self._dispatch.agents.servers[server_id].peer, update)
 
     # tasks
 
     async def _receive(self) -> None:
         async for peer, message in self._door.messages():
-            self._take(peer, message)
-
-    async def _send_outbox(self) -> None:
-        while True:
-            peer, message = await self._outbox.get()
-            await self._door.send(peer, message)
-            self._outbox.task_done()
+            self._dispatch.take(peer, message)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            self._handle(Tick())
+            self._dispatch.tick()
 
     async def _watch(self) -> None:
-        """Agents that are silent for too long are lost, unless it was this process that did not listen."""
         limit_s = self._config.lost_after_s
         period_s = min(self._config.heartbeat_s, limit_s / 4)
         before = self._clock()
         while True:
             await asyncio.sleep(period_s)
-            now = self._clock()
-            if now - before > period_s + limit_s / 2:
-                log.warning("this process stood still for %.1f s: nobody's silence counts", now - before - period_s)
-                self._agents.forgive(now)
-            before = now
-            for agent_id, silent_s in self._agents.silent(now, limit_s):
-                self._lost(agent_id, f"nothing heard for {silent_s:.1f} s (rollout.lost_after_s={limit_s:g})")
+            late_s = self._clock() - before - period_s
+            if late_s > limit_s / 2:
+                log.warning("this process stood still for %.1f s: nobody's silence counts", late_s)
+            before = self._clock()
+            self._dispatch.watch(stood_still=late_s > limit_s / 2)
+
+    async def _watch_journal(self) -> None:
+        await self._journal.failed
 
     async def _write_status(self) -> None:
         while True:
             await asyncio.to_thread(write_json, self._status_file, self.status())
             await asyncio.sleep(_STATUS_S)
 
-    async def _write_batches(self) -> None:
-        while True:
-            result = await self._writes.get()
-            batch_id = result.progress.batch_id
-            assert self._store is not None
-            try:
-                await asyncio.to_thread(self._store.write_batch, batch_id, result)
-            except OSError as error:
-                raise RunError(
-                    f"the trajectories of batch {batch_id} cannot be written: {error}. Free space in the run "
-                    "directory, or set rollout.keep_trajectories=false"
-                ) from error
-            self._writes.task_done()
-
     async def _end(self, reason: str) -> None:
-        """Let go of who waits, finish writing, tell the agents."""
-        self._orders.close()
-        self._weights.close()
-        for agent in self._agents:
-            self._post(agent.peer, Shutdown(reason))
+        """Let go of who waits, tell the agents."""
+        self._waiters.close()
+        self._publications.close()
+        self._dispatch.shut_down(reason)
         try:
             async with asyncio.timeout(_GOODBYE_S):
-                await self._outbox.join()
-                await self._writes.join()
+                await self._outbox.flush()
         except TimeoutError:
-            log.warning("%d batches were not written before the end", self._writes.qsize())
+            log.warning("not all agents could be told that the run is over")
         await asyncio.to_thread(write_json, self._status_file, self.status())
 
 
@@ -337,3 +390,9 @@ def _events(moves: Moves) -> list[Event]:
     submit: list[Event] = [Submit(moves.submit)] if moves.submit else []
     cancel: list[Event] = [Cancel(moves.cancel)] if moves.cancel else []
     return submit + cancel
+
+
+def _named(name: str, kind: str, found: dict[str, T]) -> T:
+    if name not in found:
+        raise not_found(kind, name)
+    return found[name]

@@ -1,120 +1,178 @@
-"""Batches and single rollouts on their way: who ordered which rollout, and what its end means."""
+"""Batches and single rollouts on their way: who ordered which rollout, and what its end means. No disk, no clock.
+
+Only what has not ended is here; the journal has the rest.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from prorl_hpc.core.groups import BatchSampler, Moves
-from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec
-from prorl_hpc.messages.rollout import RolloutProgress, RolloutResult, RolloutSpec
-from prorl_hpc.rollout.ledger import Ledger
-from prorl_hpc.service.errors import conflict
+from msgspec.structs import replace
+
+from prorl_hpc.core.groups import BatchSampler, CarriedGroup, Moves
+from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec, BatchState, WhenFull
+from prorl_hpc.messages.rollout import Budgets, RolloutResult, RolloutSpec
+from prorl_hpc.rollout.journal_records import OpenBatch, OpenRollout
 
 _SHOWN_FINISHED = 3
-_KEPT_BATCHES = 8
-_KEPT_ROLLOUTS = 2000
-_KEPT_IDS = 100_000
+
+Likeness = tuple[str, str, str, int]
+"""Batches that can carry groups on to one another: (client, task, policy, group size)."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """A batch that is over. ``carries_on``: groups of it wait for the next batch."""
+
+    result: BatchResult
+    carries_on: bool
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What the orders of an earlier process want: rollouts that are to go on, with their attempts, then ``moves``;
+    and batches that are over by what is recorded."""
+
+    under_way: tuple[tuple[RolloutSpec, int], ...]
+    moves: Moves
+    over: tuple[Over, ...]
 
 
 class Orders:
-    """``on_batch`` is called once with every batch that is over."""
+    """``budgets``: those of specs that have none."""
 
-    def __init__(self, on_batch: Callable[[BatchResult], None]) -> None:
-        self._on_batch = on_batch
-        self.batches: Ledger[BatchResult] = Ledger("batch", keep_results=_KEPT_BATCHES, keep_ids=_KEPT_IDS)
-        self.rollouts: Ledger[RolloutResult] = Ledger("rollout", keep_results=_KEPT_ROLLOUTS, keep_ids=_KEPT_IDS)
-        self._running: dict[str, BatchSampler] = {}
+    def __init__(self, budgets: Budgets) -> None:
+        self._budgets = budgets
+        self._batches: dict[str, BatchSampler] = {}
+        """Running ones, and full ones whose groups go on."""
+        self._parked: dict[Likeness, deque[BatchSampler]] = {}
+        self._early: dict[str, list[RolloutResult]] = {}
+        """Results of groups whose new batch is still being accepted."""
         self._batch_of: dict[str, str] = {}
-        self._over: dict[str, BatchProgress] = {}
-        self._ends: dict[str, RolloutProgress] = {}
         self._recent: deque[BatchProgress] = deque(maxlen=_SHOWN_FINISHED)
 
     # batches
 
-    def begin_batch(self, spec: BatchSpec, now: float) -> Moves:
-        """A new batch starts; nothing to do if it is known. Raises 409."""
-        if not self.batches.is_new(spec.batch_id, spec):
-            return Moves()
-        self.batches.open(spec.batch_id, spec)
-        sampler = self._running[spec.batch_id] = BatchSampler(spec, now)
-        return self._note(spec.batch_id, sampler.begin())
+    def running(self, batch_id: str) -> BatchSampler | None:
+        """A batch that is not over."""
+        sampler = self._batches.get(batch_id)
+        return sampler if sampler is not None and not sampler.finished_all else None
 
-    def batch_progress(self, batch_id: str) -> BatchProgress:
-        self.batches.finished(batch_id)
-        running = self._running.get(batch_id)
-        return running.progress() if running is not None else self._over[batch_id]
+    def batch_of(self, rollout_id: str) -> str:
+        """The batch that a living rollout belongs to; empty for one by itself."""
+        return self._batch_of.get(rollout_id, "")
 
-    def cancel_batch(self, batch_id: str, now: float) -> Moves:
-        """Raises 404, and 409 if it has ended otherwise."""
-        running = self._running.get(batch_id)
-        if running is not None:
-            return running.cancel(now)
-        progress = self.batch_progress(batch_id)
-        if progress.state != "cancelled":
-            message = f"batch {batch_id!r} is over ({progress.state}): there is nothing to cancel"
-            raise conflict(message, "already_finished", state=progress.state)
-        return Moves()
+    def take_over(self, spec: BatchSpec) -> tuple[str, list[CarriedGroup], list[RolloutResult]]:
+        """The groups that a batch like ``spec`` carries on, from now on ``spec``'s: (whose they were, groups, their
+        results so far). ``begin_batch`` follows when the order is on disk; what ends meanwhile is kept for it."""
+        parked = self._parked.get(_likeness(spec))
+        if not parked or spec.when_full is not WhenFull.CARRY:
+            return "", [], []
+        sampler = parked.popleft()
+        del self._batches[sampler.spec.batch_id]
+        left = [rollout.rollout_id for rollout in sampler.under_way]
+        self._batch_of.update(dict.fromkeys(left, spec.batch_id))
+        self._early[spec.batch_id] = []
+        return sampler.spec.batch_id, *sampler.hand_over()
+
+    def begin_batch(
+        self, spec: BatchSpec, now: float, carried: Iterable[CarriedGroup] = (), before: Iterable[RolloutResult] = ()
+    ) -> tuple[Moves, Over | None]:
+        sampler = self._open(spec, now, carried, before)
+        moves = [self._note(sampler, sampler.begin(now))]
+        for result in self._early.pop(spec.batch_id, ()):
+            moves.append(self._note(sampler, sampler.finished(result, now)))
+        submit = tuple(spec for move in moves for spec in move.submit)
+        cancel = tuple(name for move in moves for name in move.cancel)
+        return Moves(submit, cancel), self._over_if(sampler)
+
+    def cancel_batch(self, batch_id: str, now: float) -> tuple[Moves, Over | None]:
+        """Of a running batch."""
+        sampler = self._batches[batch_id]
+        return sampler.cancel(now), self._over_if(sampler)
 
     def shown(self) -> list[BatchProgress]:
         """Running batches, oldest first, then the last few that are over, newest first."""
-        return [sampler.progress() for sampler in self._running.values()] + list(self._recent)
+        running = [sampler.progress() for sampler in self._batches.values() if not sampler.finished_all]
+        return running + list(self._recent)
 
     # single rollouts
 
-    def begin_rollouts(self, specs: list[RolloutSpec]) -> Moves:
-        """Start those that are new. Raises 409, and then starts none."""
-        new = [spec for spec in specs if self.rollouts.is_new(spec.rollout_id, spec)]
-        taken = [spec.rollout_id for spec in new if spec.rollout_id in self._batch_of]
-        if taken:
-            raise conflict(f"rollout {taken[0]!r} belongs to a running batch: choose another id", "rollout_differs")
-        for spec in new:
-            self.rollouts.open(spec.rollout_id, spec)
-        return Moves(submit=tuple(new))
-
-    def ended_rollout(self, rollout_id: str) -> RolloutProgress:
-        """Where a finished single rollout stands. Raises 404."""
-        self.rollouts.finished(rollout_id)
-        return self._ends[rollout_id]
+    def begin_rollouts(self, specs: Iterable[RolloutSpec]) -> Moves:
+        return Moves(submit=tuple(self._filled(spec) for spec in specs))
 
     # results
 
-    def ended(self, result: RolloutResult, now: float) -> Moves:
-        """A rollout ended; returns what that entails."""
-        rollout_id = result.rollout_id
-        batch_id = self._batch_of.pop(rollout_id, None)
-        if batch_id is None:
-            self._ends[rollout_id] = RolloutProgress(
-                rollout_id, result.status, result.attempts, result.worker, result.server
-            )
-            self.rollouts.finish(rollout_id, result)
-            _drop_oldest(self._ends, _KEPT_IDS)
-            return Moves()
-        sampler = self._running[batch_id]
-        moves = self._note(batch_id, sampler.finished(result, now))
-        if sampler.finished_all:
-            self._finish_batch(batch_id, sampler)
-        return moves
+    def ended(self, result: RolloutResult, now: float) -> tuple[str, Moves, Over | None]:
+        """A rollout ended: its batch (empty if it was by itself), what that wants, and whether it is over thereby."""
+        batch_id = self._batch_of.pop(result.rollout_id, "")
+        if not batch_id:
+            return "", Moves(), None
+        if batch_id in self._early:
+            self._early[batch_id].append(result)
+            return batch_id, Moves(), None
+        sampler = self._batches[batch_id]
+        was_over = sampler.finished_all
+        moves = self._note(sampler, sampler.finished(result, now))
+        return batch_id, moves, None if was_over else self._over_if(sampler)
 
-    def close(self) -> None:
-        self.batches.close()
-        self.rollouts.close()
+    # after a restart
 
-    def _note(self, batch_id: str, moves: Moves) -> Moves:
+    def resume(self, found: Iterable[OpenBatch | OpenRollout], now: float) -> Resumed:
+        """Rebuild what an earlier process had; the batches are told their recorded results in the recorded order."""
+        under_way: list[tuple[RolloutSpec, int]] = []
+        cancel: list[str] = []
+        over: list[Over] = []
+        for order in found:
+            if isinstance(order, OpenRollout):
+                under_way.append((self._filled(order.spec), order.attempt))
+                continue
+            sampler = self._open(order.spec, now, order.carried, order.before)
+            sampler.begin(now)
+            for entry in order.log:
+                if entry is None:
+                    sampler.cancel(now)
+                else:
+                    sampler.finished(entry, now)
+            left = sampler.under_way
+            under_way += [(spec, order.attempts.get(spec.rollout_id, 1)) for spec in left]
+            self._batch_of.update(dict.fromkeys((spec.rollout_id for spec in left), order.spec.batch_id))
+            if sampler.state is not BatchState.RUNNING and not sampler.carries_on:
+                cancel += [spec.rollout_id for spec in left]
+            ended = self._over_if(sampler)
+            if ended is not None and order.state == "running":
+                over.append(ended)
+        return Resumed(tuple(under_way), Moves(cancel=tuple(cancel)), tuple(over))
+
+    def _open(
+        self, spec: BatchSpec, now: float, carried: Iterable[CarriedGroup], before: Iterable[RolloutResult]
+    ) -> BatchSampler:
+        filled = spec if spec.budgets is not None else replace(spec, budgets=self._budgets)
+        sampler = self._batches[spec.batch_id] = BatchSampler(filled, now, carried, before)
+        return sampler
+
+    def _note(self, sampler: BatchSampler, moves: Moves) -> Moves:
         for spec in moves.submit:
-            self._batch_of[spec.rollout_id] = batch_id
+            self._batch_of[spec.rollout_id] = sampler.spec.batch_id
         return moves
 
-    def _finish_batch(self, batch_id: str, sampler: BatchSampler) -> None:
+    def _over_if(self, sampler: BatchSampler) -> Over | None:
+        """What a batch that is over leaves; it is forgotten here unless groups of it go on."""
+        if not sampler.finished_all:
+            return None
         result = sampler.result()
-        del self._running[batch_id]
-        self._over[batch_id] = result.progress
-        _drop_oldest(self._over, _KEPT_IDS)
         self._recent.appendleft(result.progress)
-        self.batches.finish(batch_id, result)
-        self._on_batch(result)
+        if sampler.carries_on:
+            self._parked.setdefault(_likeness(sampler.spec), deque()).append(sampler)
+        else:
+            del self._batches[sampler.spec.batch_id]
+        return Over(result, sampler.carries_on)
+
+    def _filled(self, spec: RolloutSpec) -> RolloutSpec:
+        return spec if spec.budgets is not None else replace(spec, budgets=self._budgets)
 
 
-def _drop_oldest(kept: dict[str, BatchProgress] | dict[str, RolloutProgress], limit: int) -> None:
-    if len(kept) > limit:
-        del kept[next(iter(kept))]
+def _likeness(spec: BatchSpec) -> Likeness:
+    return spec.client, spec.task, spec.policy, spec.group_size

@@ -7,10 +7,10 @@ from collections import deque
 
 from prorl_hpc.core.scheduler import Scheduler
 from prorl_hpc.core.workplace import Slot, Workplace
+from prorl_hpc.messages.batch import BatchProgress
 from prorl_hpc.messages.rollout import Status
-from prorl_hpc.messages.status import RunStatus, ServerStatus, WorkerStatus
+from prorl_hpc.messages.status import PolicyStatus, RunStatus, ServerStatus, WorkerStatus
 from prorl_hpc.rollout.agents import Agents, ServerAgent
-from prorl_hpc.rollout.orders import Orders
 
 
 class Rate:
@@ -34,32 +34,52 @@ class Rate:
 
 
 def run_status(
-    run_id: str, uptime_s: float, scheduler: Scheduler, agents: Agents, orders: Orders, rollouts_per_s: float
+    run_id: str,
+    uptime_s: float,
+    scheduler: Scheduler,
+    agents: Agents,
+    outside: list[ServerStatus],
+    batches: list[BatchProgress],
+    rollouts_per_s: float,
 ) -> RunStatus:
+    """``outside``: servers that are not of this run."""
+    balancer = scheduler.servers
     return RunStatus(
         run_id=run_id,
         time=time.time(),
         uptime_s=uptime_s,
         rollouts={status.value: scheduler.counts[status] for status in Status},
         workers=[
-            WorkerStatus(worker_id, agent.hello.node, agent.hello.sandbox, _pools(scheduler.workers[worker_id]))
+            WorkerStatus(
+                worker_id,
+                agent.hello.node,
+                agent.hello.sandbox,
+                _pools(scheduler.workers[worker_id]),
+                scheduler.workers[worker_id].draining,
+            )
             for worker_id, agent in sorted(agents.workers.items())
         ],
         servers=[
-            _server(agent, scheduler.servers.assigned(server_id)) for server_id, agent in sorted(agents.servers.items())
+            *(
+                _server(agent, balancer.assigned(server_id), balancer.draining(server_id))
+                for server_id, agent in sorted(agents.servers.items())
+            ),
+            *outside,
         ],
-        batches=orders.shown(),
+        batches=batches,
         rollouts_per_s=rollouts_per_s,
+        paused=scheduler.paused,
+        policies=[PolicyStatus(name, *numbers) for name, numbers in balancer.policies.items()],
     )
 
 
 def _pools(workplace: Workplace) -> dict[str, list[int]]:
     pools = workplace.pools
     sizes = {Slot.INIT: pools.init, Slot.READY: pools.ready, Slot.RUN: pools.run, Slot.EVAL: pools.eval}
-    return {slot.value: [workplace.used(slot), size] for slot, size in sizes.items()}
+    return {slot.name.lower(): [workplace.used(slot), size] for slot, size in sizes.items()}
 
 
-def _server(agent: ServerAgent, assigned: int) -> ServerStatus:
+def _server(agent: ServerAgent, assigned: int, draining: bool) -> ServerStatus:
     hello, load = agent.hello, agent.load
     return ServerStatus(
         server_id=hello.server.server_id,
@@ -74,4 +94,6 @@ def _server(agent: ServerAgent, assigned: int) -> ServerStatus:
         generated_tokens=load.generated_tokens if load else 0,
         tokens_per_s=agent.tokens_per_s,
         detail=load.detail if load else "",
+        policy=hello.server.policy,
+        draining=draining,
     )

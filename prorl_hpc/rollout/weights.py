@@ -17,11 +17,18 @@ _PATIENCE_S = 900.0
 class WeightFanOut:
     """Remembers the newest update. ``send`` carries one to a server."""
 
-    def __init__(self, send: Callable[[str, WeightUpdate], None], *, first_server_s: float) -> None:
-        """``first_server_s``: how long a publication waits when no server has joined yet."""
+    def __init__(
+        self,
+        send: Callable[[str, WeightUpdate], None],
+        *,
+        first_server_s: float,
+        newest: WeightUpdate | None = None,
+    ) -> None:
+        """``first_server_s``: how long a publication waits when no server has joined yet. ``newest``: what was
+        published before this process started."""
         self._send = send
         self._first_server_s = first_server_s
-        self._newest: WeightUpdate | None = None
+        self._newest = newest
         self._versions: dict[str, int] = {}
         self._asked: dict[str, float] = {}
         """Servers that have not answered the newest update, and since when."""
@@ -32,7 +39,11 @@ class WeightFanOut:
     async def publish(self, update: WeightUpdate) -> list[WeightUpdated]:
         """Returns each server's answer, errors inside. The newest version again is answered without a new transfer,
         except to servers that failed. Raises 409 for an older version, 503 if there is no server."""
-        self._take_up(update)
+        self.take_up(update)
+        return await self.answers(update)
+
+    async def answers(self, update: WeightUpdate) -> list[WeightUpdated]:
+        """Wait for the servers' answers to an update that was taken up."""
         began = time.monotonic()
         while self._asked or not self._answers:
             patience_s = _PATIENCE_S if self._versions else self._first_server_s
@@ -86,7 +97,8 @@ class WeightFanOut:
         self._closed = True
         self._changed.set()
 
-    def _take_up(self, update: WeightUpdate) -> None:
+    def take_up(self, update: WeightUpdate) -> None:
+        """Start to send it. Raises 409 for an older version."""
         newest = self._newest
         if newest is not None and (
             update.version < newest.version or (update.version == newest.version and update != newest)

@@ -352,7 +352,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 for a, s in world.server.items()
                 if s == server and a not in self.scheduler.workers[w].leaving
             ]
-            assert assigned == (len(current) if server in self.versions else 0)
+            # What was adopted may run on a server that is gone: its worker finds out.
+            assert assigned == len(current) or (server not in self.versions and assigned == 0)
 
     @invariant()
     def counts_agree(self) -> None:
@@ -391,6 +392,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestSchedulerMachine = SchedulerMachine.TestCase

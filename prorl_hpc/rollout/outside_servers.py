@@ -1,0 +1,135 @@
+"""LLM servers that are not of this run: registered by a client, probed, watched, remembered over a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prorl_hpc.core.events import Event, ServerLost, ServerSeen
+from prorl_hpc.inference.outside_client import OutsideClient
+from prorl_hpc.inference.outside_probe import probe
+from prorl_hpc.messages.control import ServerRef
+from prorl_hpc.messages.errors import InferenceError
+from prorl_hpc.messages.inference import OutsideServer
+from prorl_hpc.messages.status import ServerStatus
+from prorl_hpc.rollout.keepsakes import Keepsakes
+from prorl_hpc.service.errors import Refusal, conflict, not_found
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 10.0
+
+
+@dataclass
+class _Outside:
+    server: OutsideServer
+    ref: ServerRef
+    healthy: bool = True
+    detail: str = ""
+
+
+class OutsideServers:
+    """``tell`` gives an event to the scheduler; ``newest`` says a policy's newest weight version; ``assigned`` and
+    ``draining`` what the scheduler has of a server."""
+
+    def __init__(self, keepsakes: Keepsakes, tell: Callable[[Event], object], newest: Callable[[str], int]) -> None:
+        self._keepsakes = keepsakes
+        self._tell = tell
+        self._newest = newest
+        self._servers: dict[str, _Outside] = {}
+
+    def __contains__(self, server_id: str) -> bool:
+        return server_id in self._servers
+
+    async def add(self, server: OutsideServer) -> None:
+        """Probe and register; nothing is done for one that is known. Raises 409 for another under the same id, 422 if it
+        will not do."""
+        known = self._servers.get(server.server_id)
+        if known is not None:
+            if known.server != server:
+                message = f"LLM server {server.server_id!r} is registered with other settings: remove it first"
+                raise conflict(message, "server_differs")
+            return
+        try:
+            probed = await probe(server)
+        except InferenceError as error:
+            raise Refusal(str(error), code="server_unfit", status=422) from error
+        self._join(server, probed.model)
+        self._keepsakes.add_outside(server)
+        log.info("LLM server %s joined from outside, at %s", server.server_id, server.url)
+
+    def remove(self, server_id: str) -> None:
+        """Raises 404."""
+        if self._servers.pop(server_id, None) is None:
+            raise not_found("server", server_id)
+        self._keepsakes.remove_outside(server_id)
+        self._tell(ServerLost(server_id, "it was removed"))
+
+    def restore(self) -> None:
+        """Those that an earlier process of this job had; whether they live is seen later."""
+        for server in self._keepsakes.outside.values():
+            self._join(server, server.model)
+
+    def statuses(self, assigned: Callable[[str], int], draining: Callable[[str], bool]) -> list[ServerStatus]:
+        return [
+            ServerStatus(
+                server_id=server_id,
+                node="",
+                engine="outside",
+                model=outside.ref.model,
+                healthy=outside.healthy,
+                weight_version=outside.ref.weight_version,
+                assigned=assigned(server_id),
+                running=0,
+                waiting=0,
+                generated_tokens=0,
+                tokens_per_s=0.0,
+                detail=outside.detail,
+                policy=outside.ref.policy,
+                draining=draining(server_id),
+                url=outside.ref.url,
+            )
+            for server_id, outside in sorted(self._servers.items())
+        ]
+
+    async def watch(self) -> None:
+        """Look now and then whether they live, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await asyncio.gather(*(self._look(outside) for outside in list(self._servers.values())))
+
+    def _join(self, server: OutsideServer, model: str) -> None:
+        version = self._newest(server.policy) if server.weight_version is None else server.weight_version
+        ref = ServerRef(
+            server.server_id,
+            node="",
+            ipc="",
+            tcp="",
+            policy=server.policy,
+            url=server.url,
+            model=model,
+            api_key=server.api_key,
+            weight_version=version,
+        )
+        self._servers[server.server_id] = _Outside(server, ref)
+        self._tell(ServerSeen(ref, version, True))
+
+    async def _look(self, outside: _Outside) -> None:
+        server = outside.server
+        try:
+            client = OutsideClient(server.server_id, server.url, server.api_key, lost_after_s=_LOOK_S)
+            try:
+                await client.model(server.model)
+                detail = ""
+            finally:
+                await client.close()
+        except InferenceError as error:
+            detail = str(error)
+        if self._servers.get(server.server_id) is not outside:
+            return
+        if bool(detail) is outside.healthy:
+            log.warning("LLM server %s is %s: %s", server.server_id, "not well" if detail else "well", detail)
+        outside.healthy, outside.detail = not detail, detail
+        self._tell(ServerSeen(outside.ref, outside.ref.weight_version, outside.healthy))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 
-import msgspec
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from prorl_hpc.service.calls import json_answer
 from prorl_hpc.service.errors import Refusal, answer_of
 
 _OPEN_PATHS = {"/healthz"}
@@ -18,17 +18,20 @@ _OPEN_PATHS = {"/healthz"}
 class BearerToken:
     """Lets in requests with ``Authorization: Bearer <token>``; compares in constant time."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, refused: Callable[[str], None] = lambda code: None) -> None:
+        """``refused`` is told the code of each refusal."""
         if not token:
             raise ValueError("an empty token would let everyone in")
+        self._refused = refused
         self._app = app
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS and not self._allowed(Headers(scope=scope)):
             message = "this call needs the header `Authorization: Bearer TOKEN` with the run's token (keys/api-token)"
-            body = msgspec.json.encode(answer_of(Refusal(message, code="unauthorized", status=401)))
-            response = Response(body, 401, {"WWW-Authenticate": "Bearer"}, media_type="application/json")
+            refusal = Refusal(message, code="unauthorized", status=401)
+            self._refused(refusal.code)
+            response = json_answer(answer_of(refusal), 401, {"WWW-Authenticate": "Bearer"})
             await response(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -1,69 +1,65 @@
 """The client that trainers use. Needs aiohttp and msgspec, nothing of the service itself.
 
     async with RolloutClient("http://node:port", token) as client:   # or RolloutClient("/path/of/the.socket")
-        await client.submit_batch(spec)
-        result = await client.wait_batch(spec.batch_id)
+        groups = await client.collect(rows, batch_id="step-1", task="swe", groups_wanted=32, group_size=8)
 
 All calls can be made again without harm, because their ids are the client's; so a lost connection is
-tried again for a while before it is an error.
+tried again for a while before it is an error. service.sync_client has the same calls for synchronous code.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
 
-import aiohttp
 import msgspec
 
-from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec
+from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec, GroupOutcome, GroupResult
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import ServiceError
-from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
-from prorl_hpc.messages.rollout import RolloutProgress, RolloutResult, RolloutSpec
-from prorl_hpc.messages.status import Phase, ProcessState, RunStatus
+from prorl_hpc.messages.inference import OutsideServer, WeightUpdate, WeightUpdated
+from prorl_hpc.messages.rollout import NumberedResult, RolloutProgress, RolloutResult, RolloutSpec, Status
+from prorl_hpc.messages.status import Phase, PolicyStatus, ProcessState, RunStatus, ServerStatus, WorkerStatus
 from prorl_hpc.observe.process import Process
-from prorl_hpc.service.errors import ErrorAnswer, Refusal
+from prorl_hpc.service.connection import LOST, AskedForPatience, Connection, Where, refusal_of
 from prorl_hpc.transport.keys import RunKeys
 
 T = TypeVar("T")
 
 _WAIT_S = 20.0
 _ANSWER_S = 60.0
+_SILENCE_S = 30.0
+"""Three times the time after which a stream without results says that it is there."""
 _WEIGHTS_S = 960.0
 """A little more than the service waits for its servers."""
 
 
 class RolloutClient:
     """Raises ServiceError: with the service's own code and status when it refused, with code ``unreachable`` when it
-    could not be reached for ``patience_s`` seconds."""
+    could not be reached for ``patience_s`` seconds. 429 and 503 with Retry-After are asked again for as long."""
 
     def __init__(self, where: str, token: str = "", *, patience_s: float = 30.0) -> None:
         """``where``: ``http://host:port``, or the path of a Unix socket (which needs no token)."""
-        self._socket_path = "" if "://" in where else where
-        self._base = where.rstrip("/") if "://" in where else "http://localhost"
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._patience_s = patience_s
-        self._session: aiohttp.ClientSession | None = None
+        self._connection = Connection(Where(where, token), patience_s)
 
     @classmethod
     def for_run(cls, process: Process, *, patience_s: float = 30.0) -> RolloutClient:
-        """The service of the process's own run, once its coordinator is READY (``Process.wait_for``)."""
-        state = read_json(process.run.process_state("coordinator"), ProcessState)
-        if state is None or state.phase is not Phase.READY:
-            phase = "has not started" if state is None else f"is {state.phase}"
-            message = f"the coordinator of {process.run.run_id} {phase}: wait until it is ready"
-            raise ServiceError(message, code="unreachable", status=503)
-        if state.node == process.node:
-            return cls(state.endpoints["uds"], patience_s=patience_s)
-        if "http" not in state.endpoints:
-            message = (
-                f"the service on {state.node} has no TCP port, and this is {process.node}: set rollout.http_tcp=true"
-            )
-            raise ServiceError(message, code="unreachable", status=503)
-        return cls(state.endpoints["http"], RunKeys.load(process.run.keys).api_token, patience_s=patience_s)
+        """The service of the process's own run, once its coordinator is READY (``Process.wait_for``). When it is lost
+        it is looked for again: a coordinator that was started anew has another address."""
+
+        def locate() -> Where | None:
+            try:
+                return _service_of(process)
+            except ServiceError:
+                return None  # not ready yet; whoever asks goes on trying
+
+        where = _service_of(process)
+        client = cls(where.address, where.token, patience_s=patience_s)
+        client._connection = Connection(where, patience_s, locate)
+        return client
 
     async def __aenter__(self) -> RolloutClient:
         return self
@@ -74,9 +70,7 @@ class RolloutClient:
         await self.close()
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._connection.close()
 
     # batches
 
@@ -84,15 +78,37 @@ class RolloutClient:
         return await self._call("POST", "/v1/batches", BatchProgress, body=spec)
 
     async def batch_progress(self, batch_id: str) -> BatchProgress:
-        return await self._call("GET", f"/v1/batches/{batch_id}", BatchProgress)
+        return await self._call("GET", _path("batches", batch_id), BatchProgress)
 
     async def wait_batch(self, batch_id: str) -> BatchResult:
         """However long it takes."""
-        return await self._wait(f"/v1/batches/{batch_id}/result", BatchResult)
+        return await self._wait(_path("batches", batch_id, "result"), BatchResult)
 
     async def cancel_batch(self, batch_id: str) -> BatchProgress:
         """409 ``already_finished`` if it has ended otherwise."""
-        return await self._call("DELETE", f"/v1/batches/{batch_id}", BatchProgress)
+        return await self._call("DELETE", _path("batches", batch_id), BatchProgress)
+
+    async def list_batches(self, *, after: str = "", limit: int = 100) -> list[BatchProgress]:
+        """A page, in the order of acceptance; ``after`` is the last id of the page before."""
+        return await self._call("GET", "/v1/batches", list[BatchProgress], query={"after": after, "limit": limit})
+
+    async def collect(
+        self,
+        /,
+        rows: Sequence[dict[str, Any]],
+        *,
+        groups_wanted: int,
+        group_size: int,
+        batch_id: str,
+        task: str,
+        **more: Any,
+    ) -> list[GroupResult]:
+        """Order a batch, wait for it, return its accepted groups: fewer than ``groups_wanted`` if the rows were used
+        up. ``more``: other fields of BatchSpec. The same call again goes on with the same batch."""
+        spec = BatchSpec(batch_id, task, list(rows), groups_wanted, group_size, **more)
+        await self.submit_batch(spec)
+        result = await self.wait_batch(batch_id)
+        return [group for group in result.groups if group.outcome is GroupOutcome.ACCEPTED]
 
     # single rollouts
 
@@ -100,15 +116,52 @@ class RolloutClient:
         return await self._call("POST", "/v1/rollouts", list[RolloutProgress], body=specs)
 
     async def get_rollout(self, rollout_id: str) -> RolloutProgress:
-        return await self._call("GET", f"/v1/rollouts/{rollout_id}", RolloutProgress)
+        return await self._call("GET", _path("rollouts", rollout_id), RolloutProgress)
 
     async def wait_rollout(self, rollout_id: str) -> RolloutResult:
         """However long it takes."""
-        return await self._wait(f"/v1/rollouts/{rollout_id}/result", RolloutResult)
+        return await self._wait(_path("rollouts", rollout_id, "result"), RolloutResult)
 
     async def cancel_rollout(self, rollout_id: str) -> RolloutProgress:
         """409 ``already_finished`` if it has ended otherwise."""
-        return await self._call("DELETE", f"/v1/rollouts/{rollout_id}", RolloutProgress)
+        return await self._call("DELETE", _path("rollouts", rollout_id), RolloutProgress)
+
+    async def list_rollouts(
+        self, *, status: Status | None = None, batch_id: str = "", after: str = "", limit: int = 100
+    ) -> list[RolloutProgress]:
+        """A page: those under way, then those that ended; ``after`` is the last id of the page before."""
+        query = {"status": status or "", "batch_id": batch_id, "after": after, "limit": limit}
+        return await self._call("GET", "/v1/rollouts", list[RolloutProgress], query=query)
+
+    # results
+
+    async def stream(
+        self, cursor: int = 0, batch_id: str = "", follow: bool = True, *, trajectories: bool = True
+    ) -> AsyncGenerator[NumberedResult, None]:
+        """Results as they get onto disk, behind ``cursor``; with ``follow`` without end. A lost connection is made
+        again behind the last result that came."""
+        connection, patience = self._connection, self._connection.patience()
+        while True:
+            query = {
+                "cursor": cursor,
+                "batch_id": batch_id,
+                "follow": _word(follow),
+                "trajectories": _word(trajectories),
+            }
+            path = "/v1/results" + _query(query)
+            try:
+                async with aclosing(connection.lines(path, _SILENCE_S)) as lines:
+                    async for line in lines:
+                        patience.restored()
+                        if line:
+                            numbered = _numbered(line)
+                            cursor = numbered.cursor
+                            yield numbered
+                if not follow:
+                    return
+                raise TimeoutError("the service ended the stream")
+            except (*LOST, AskedForPatience) as error:
+                await connection.lost(error, patience)
 
     # the run
 
@@ -116,70 +169,112 @@ class RolloutClient:
         """One answer per LLM server; look at each one's ``error``."""
         return await self._call("POST", "/v1/weights", list[WeightUpdated], body=update, answer_s=_WEIGHTS_S)
 
+    async def policies(self) -> list[PolicyStatus]:
+        return await self._call("GET", "/v1/policies", list[PolicyStatus])
+
+    async def workers(self) -> list[WorkerStatus]:
+        return await self._call("GET", "/v1/workers", list[WorkerStatus])
+
+    async def drain_worker(self, worker_id: str, on: bool = True) -> WorkerStatus:
+        """A draining worker gets no new rollouts; ``on`` False: it gets them again."""
+        return await self._call(_switch(on), _path("workers", worker_id, "drain"), WorkerStatus)
+
+    async def servers(self) -> list[ServerStatus]:
+        return await self._call("GET", "/v1/servers", list[ServerStatus])
+
+    async def add_server(self, server: OutsideServer) -> ServerStatus:
+        """422 with the reason if the service cannot use it."""
+        return await self._call("POST", "/v1/servers", ServerStatus, body=server)
+
+    async def drain_server(self, server_id: str, on: bool = True) -> ServerStatus:
+        return await self._call(_switch(on), _path("servers", server_id, "drain"), ServerStatus)
+
+    async def remove_server(self, server_id: str) -> None:
+        """409 for the run's own. One that is gone already, as when this call is made again, is an error 404."""
+        await self._call("DELETE", _path("servers", server_id), dict[str, str])
+
+    async def pause(self) -> RunStatus:
+        """Start no rollout until resumed; those under way go on."""
+        return await self._call("POST", "/v1/pause", RunStatus)
+
+    async def resume(self) -> RunStatus:
+        return await self._call("POST", "/v1/resume", RunStatus)
+
     async def status(self) -> RunStatus:
         return await self._call("GET", "/v1/status", RunStatus)
+
+    async def metrics(self) -> str:
+        """Prometheus text."""
+        _, body = await self._connection.ask("GET", "/metrics", None, _ANSWER_S)
+        return body.decode()
 
     # machinery
 
     async def _wait(self, path: str, type_: type[T]) -> T:
         while True:
-            status, body = await self._request("GET", f"{path}?wait_s={_WAIT_S:g}", None, _WAIT_S + _ANSWER_S)
+            asked = f"{path}?wait_s={_WAIT_S:g}"
+            status, body = await self._connection.ask("GET", asked, None, _WAIT_S + _ANSWER_S)
             if status != 202:
-                return self._decode(body, type_)
+                return _decode(body, type_)
 
     async def _call(
-        self, method: str, path: str, type_: type[T], *, body: Any = None, answer_s: float = _ANSWER_S
+        self,
+        method: str,
+        path: str,
+        type_: type[T],
+        *,
+        query: dict[str, Any] | None = None,
+        body: Any = None,
+        answer_s: float = _ANSWER_S,
     ) -> T:
         payload = None if body is None else msgspec.json.encode(body)
-        _, answer = await self._request(method, path, payload, answer_s)
-        return self._decode(answer, type_)
-
-    async def _request(self, method: str, path: str, body: bytes | None, answer_s: float) -> tuple[int, bytes]:
-        """Status and body of an answer that is no refusal."""
-        lost: float | None = None
-        pause_s = 0.1
-        while True:
-            try:
-                return await self._request_once(method, path, body, answer_s)
-            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-                lost = lost or time.monotonic()
-                if time.monotonic() + pause_s > lost + self._patience_s:
-                    where = self._socket_path or self._base
-                    message = f"the rollout service at {where} cannot be reached: {error or type(error).__name__}"
-                    raise ServiceError(message, code="unreachable", status=503) from error
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 2.0)
-
-    async def _request_once(self, method: str, path: str, body: bytes | None, answer_s: float) -> tuple[int, bytes]:
-        headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=answer_s)
-        async with self._open_session().request(
-            method, self._base + path, data=body, headers=headers, timeout=timeout
-        ) as response:
-            answer = await response.read()
-            if response.status >= 400:
-                raise _refusal(response.status, answer)
-            return response.status, answer
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            unix = aiohttp.UnixConnector(self._socket_path) if self._socket_path else None
-            # trust_env stays off: a site's HTTP proxy must not carry traffic between our nodes.
-            self._session = aiohttp.ClientSession(connector=unix)
-        return self._session
-
-    def _decode(self, body: bytes, type_: type[T]) -> T:
-        try:
-            return msgspec.json.decode(body, type=type_)
-        except msgspec.DecodeError as error:
-            message = f"the service answered what this version of the client does not understand: {error}"
-            raise ServiceError(message, code="bad_answer", status=502) from error
+        _, answer = await self._connection.ask(method, path + _query(query or {}), payload, answer_s)
+        return _decode(answer, type_)
 
 
-def _refusal(status: int, body: bytes) -> Refusal:
+def _service_of(process: Process) -> Where:
+    """Where the run's coordinator serves now. Raises ServiceError ``unreachable``."""
+    state = read_json(process.run.process_state("coordinator"), ProcessState)
+    if state is None or state.phase is not Phase.READY:
+        phase = "has not started" if state is None else f"is {state.phase}"
+        message = f"the coordinator of {process.run.run_id} {phase}: wait until it is ready"
+        raise ServiceError(message, code="unreachable", status=503)
+    if state.node == process.node:
+        return Where(state.endpoints["uds"])
+    if "http" not in state.endpoints:
+        message = f"the service on {state.node} has no TCP port, and this is {process.node}: set rollout.http_tcp=true"
+        raise ServiceError(message, code="unreachable", status=503)
+    return Where(state.endpoints["http"], RunKeys.load(process.run.keys).api_token)
+
+
+def _path(*parts: str) -> str:
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _query(values: dict[str, Any]) -> str:
+    given = {name: value for name, value in values.items() if value != ""}
+    return "?" + urlencode(given) if given else ""
+
+
+def _switch(on: bool) -> str:
+    return "PUT" if on else "DELETE"
+
+
+def _word(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+def _numbered(line: bytes) -> NumberedResult:
+    """A line of the stream; raises what the service says went wrong in its midst."""
     try:
-        error = msgspec.json.decode(body, type=ErrorAnswer).error
+        return msgspec.json.decode(line, type=NumberedResult)
     except msgspec.DecodeError:
-        text = body[:500].decode(errors="replace")
-        return Refusal(f"HTTP {status}: {text}", code="http_error", status=status)
-    return Refusal(error.message, code=error.code, status=status, details=error.details)
+        raise refusal_of(503, line) from None
+
+
+def _decode(body: bytes, type_: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except msgspec.DecodeError as error:
+        message = f"the service answered what this version of the client does not understand: {error}"
+        raise ServiceError(message, code="bad_answer", status=502) from error

@@ -1,97 +1,196 @@
-"""What types cannot refuse: numbers and names out of range, told by field."""
+"""What types cannot refuse: numbers and names out of range, told by field.
+
+``BOUNDS`` are JSON Schema keywords; the checks here and the OpenAPI document are made from the same ones.
+"""
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
 
 from prorl_hpc.messages.batch import BatchSpec, GroupFilter
-from prorl_hpc.messages.inference import WeightUpdate
-from prorl_hpc.messages.rollout import Budgets, RolloutSpec, SamplingParams
-from prorl_hpc.service.errors import invalid
+from prorl_hpc.messages.inference import OutsideServer, WeightUpdate
+from prorl_hpc.messages.rollout import RolloutSpec
+from prorl_hpc.service.errors import Refusal, invalid
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 MAX_NAME = 128
 MAX_ROLLOUTS_PER_CALL = 10_000
 MAX_GROUP_SIZE = 4096
+_MAX_COUNT = 1_000_000
+_MAX_SECONDS = 1e9
+_MAX_VERSION = 2**53
+_MAX_TOKEN_ID = 2**31 - 1
 
-
-def _require(holds: bool, message: str, field: str) -> None:
-    if not holds:
-        raise invalid(message, field)
-
-
-def check_name(name: str, field: str) -> None:
-    """Ids become file names and parts of other ids."""
-    _require(
-        bool(_NAME.match(name)) and len(name) <= MAX_NAME,
-        f"{field.removeprefix('$.')} is {name[:MAX_NAME]!r}: expected 1 to {MAX_NAME} letters, digits, '.', '_' or '-', "
-        "the first a letter or digit",
-        field,
-    )
+_NAME = {"minLength": 1, "maxLength": MAX_NAME, "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"}
+"""Ids become file names and parts of other ids."""
+_WORD = {"minLength": 1, "maxLength": MAX_NAME}
+_SECONDS = {"exclusiveMinimum": 0, "maximum": _MAX_SECONDS}
+_TOKEN_IDS = {"items": {"minimum": 0, "maximum": _MAX_TOKEN_ID}}
+_COMMON: dict[str, dict[str, Any]] = {
+    "task": _WORD,
+    "policy": _WORD,
+    "client": {"maxLength": MAX_NAME},
+    "priority": {"minimum": 0, "maximum": 100},
+}
+BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
+    "BatchSpec": {
+        **_COMMON,
+        "batch_id": _NAME,
+        "rows": {"minItems": 1, "maxItems": _MAX_COUNT},
+        "groups_wanted": {"minimum": 1, "maximum": _MAX_COUNT},
+        "group_size": {"minimum": 1, "maximum": MAX_GROUP_SIZE},
+        "max_parallel_groups": {"minimum": 0, "maximum": _MAX_COUNT},
+        "min_usable_samples": {"minimum": 1, "maximum": MAX_GROUP_SIZE},
+    },
+    "RolloutSpec": {
+        **_COMMON,
+        "rollout_id": _NAME,
+        "group_id": {"maxLength": 2 * MAX_NAME},
+        "sample": {"minimum": 0, "maximum": _MAX_COUNT},
+    },
+    "SamplingParams": {
+        "temperature": {"minimum": 0, "maximum": 1e6},
+        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+        "max_tokens": {"minimum": 1, "maximum": _MAX_TOKEN_ID},
+        "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
+        "stop_token_ids": {**_TOKEN_IDS, "maxItems": 1024},
+    },
+    "Budgets": dict.fromkeys(("init_s", "run_s", "eval_s", "total_s", "wall_s"), _SECONDS),
+    "WeightUpdate": {
+        "version": {"minimum": 1, "maximum": _MAX_VERSION},
+        "paths": {"minItems": 1, "items": {"minLength": 1, "maxLength": 4096}},
+    },
+    "WeightProbe": {"token_ids": {**_TOKEN_IDS, "minItems": 2}, "tolerance": {"exclusiveMinimum": 0}},
+    "OutsideServer": {
+        "server_id": _NAME,
+        "url": {
+            "maxLength": 2048,
+            "pattern": r"^(https?://[A-Za-z0-9._\[\]:-]+(/[!-~]*)?|unix:/[!-~]+)$",
+        },
+        "model": {"maxLength": 512},
+        "policy": _WORD,
+        "weight_version": {"minimum": 0, "maximum": _MAX_VERSION},
+        "api_key": {"maxLength": 4096, "pattern": "^[!-~]*$"},
+    },
+}
+_EXPECTED = {
+    _NAME["pattern"]: f"1 to {MAX_NAME} letters, digits, '.', '_' or '-', the first a letter or digit",
+    BOUNDS["OutsideServer"]["url"]["pattern"]: "http(s)://host:port/v1 or unix:/path",
+    BOUNDS["OutsideServer"]["api_key"]["pattern"]: "printable ASCII without spaces",
+}
+_SECRET = {"api_key"}
 
 
 def check_batch(spec: BatchSpec) -> None:
-    check_name(spec.batch_id, "$.batch_id")
-    smallest = 2 if spec.filter is GroupFilter.INFORMATIVE else 1
-    _require(
-        smallest <= spec.group_size <= MAX_GROUP_SIZE,
-        f"group_size is {spec.group_size}: expected {smallest} to {MAX_GROUP_SIZE} with filter={spec.filter}",
-        "$.group_size",
-    )
-    _require(spec.groups_wanted >= 1, f"groups_wanted is {spec.groups_wanted}: expected 1 or more", "$.groups_wanted")
-    _require(
-        len(spec.rows) >= spec.groups_wanted,
-        f"{len(spec.rows)} rows cannot give groups_wanted={spec.groups_wanted} groups: one row makes one group",
-        "$.rows",
-    )
-    parallel = spec.max_parallel_groups
-    _require(parallel >= 0, f"max_parallel_groups is {parallel}: expected 0 or more", "$.max_parallel_groups")
-    usable = spec.min_usable_samples
-    _require(usable >= 1, f"min_usable_samples is {usable}: expected 1 or more", "$.min_usable_samples")
-    _check_common(spec, "$")
+    _check(spec, "$")
+    if spec.filter is GroupFilter.INFORMATIVE and spec.group_size < 2:
+        message = f"group_size is {spec.group_size}: expected 2 to {MAX_GROUP_SIZE} with filter={spec.filter}"
+        raise invalid(message, "$.group_size")
+    if len(spec.rows) < spec.groups_wanted:
+        message = (
+            f"{len(spec.rows)} rows cannot give groups_wanted={spec.groups_wanted} groups: one row makes one group"
+        )
+        raise invalid(message, "$.rows")
+    _check_rows(spec.rows, "$.rows")
 
 
 def check_rollouts(specs: list[RolloutSpec]) -> None:
-    _require(
-        1 <= len(specs) <= MAX_ROLLOUTS_PER_CALL,
-        f"{len(specs)} rollouts in one call: expected 1 to {MAX_ROLLOUTS_PER_CALL}",
-        "$",
-    )
+    if not 1 <= len(specs) <= MAX_ROLLOUTS_PER_CALL:
+        raise invalid(f"{len(specs)} rollouts in one call: expected 1 to {MAX_ROLLOUTS_PER_CALL}", "$")
     seen: set[str] = set()
     for i, spec in enumerate(specs):
-        check_name(spec.rollout_id, f"$[{i}].rollout_id")
-        _require(spec.rollout_id not in seen, f"rollout_id {spec.rollout_id!r} comes twice", f"$[{i}].rollout_id")
+        _check(spec, f"$[{i}]")
+        if spec.rollout_id in seen:
+            raise invalid(f"rollout_id {spec.rollout_id!r} comes twice", f"$[{i}].rollout_id")
         seen.add(spec.rollout_id)
-        _check_common(spec, f"$[{i}]")
+        _check_rows([spec.row], f"$[{i}].row")
+
+
+def check_task(task: str, known: Collection[str], field: str) -> None:
+    if task not in known:
+        names = ", ".join(sorted(known)) or "none"
+        raise Refusal(
+            f"this run serves no task {task!r}; it serves: {names}",
+            code="unknown_task",
+            status=400,
+            details={"field": field, "known": sorted(known)},
+        )
 
 
 def check_weights(update: WeightUpdate) -> None:
-    _require(update.version >= 1, f"version is {update.version}: expected 1 or more", "$.version")
-    _require(bool(update.paths), "paths is empty: expected safetensors files", "$.paths")
+    _check(update, "$")
     probe = update.probe
-    if probe is not None:
+    if probe is not None and len(probe.logprobs) != len(probe.token_ids) - 1:
         n, got = len(probe.token_ids), len(probe.logprobs)
-        _require(n >= 2 and got == n - 1, f"{n} token_ids need {n - 1} logprobs, got {got}", "$.probe.logprobs")
-        _require(probe.tolerance > 0, f"tolerance is {probe.tolerance}: expected more than 0", "$.probe.tolerance")
+        raise invalid(f"{n} token_ids need {n - 1} logprobs, got {got}", "$.probe.logprobs")
 
 
-def _check_common(spec: BatchSpec | RolloutSpec, at: str) -> None:
-    _require(bool(spec.task), "task is empty", f"{at}.task")
-    _require(bool(spec.policy), "policy is empty", f"{at}.policy")
-    _require(0 <= spec.priority <= 100, f"priority is {spec.priority}: expected 0 to 100", f"{at}.priority")
-    _check_sampling(spec.sampling, f"{at}.sampling")
-    _check_budgets(spec.budgets, f"{at}.budgets")
+def check_server(server: OutsideServer, field: str = "$") -> None:
+    _check(server, field)
+    url = urlsplit(server.url)
+    try:
+        good = url.scheme == "unix" or bool(url.hostname and (url.port is None or url.port > 0))
+    except ValueError:
+        good = False  # a port that is none
+    if not good or url.query or url.fragment:
+        raise invalid(f"url is {server.url!r}: expected http(s)://host:port/v1 or unix:/path", f"{field}.url")
 
 
-def _check_sampling(sampling: SamplingParams, at: str) -> None:
-    temperature = sampling.temperature
-    _require(0 <= temperature < math.inf, f"temperature is {temperature}: expected 0 or more", f"{at}.temperature")
-    _require(0 < sampling.top_p <= 1, f"top_p is {sampling.top_p}: expected more than 0, up to 1", f"{at}.top_p")
-    _require(sampling.max_tokens >= 1, f"max_tokens is {sampling.max_tokens}: expected 1 or more", f"{at}.max_tokens")
+def _check(value: msgspec.Struct, at: str) -> None:
+    """All fields of ``value`` and of the structs in it against BOUNDS."""
+    bounds = BOUNDS.get(type(value).__name__, {})
+    for name in value.__struct_fields__:
+        inner, field = getattr(value, name), f"{at}.{name}"
+        if isinstance(inner, msgspec.Struct):
+            _check(inner, field)
+        elif inner is not None and name in bounds:
+            _check_value(inner, bounds[name], field)
 
 
-def _check_budgets(budgets: Budgets, at: str) -> None:
-    for name in budgets.__struct_fields__:
-        seconds = getattr(budgets, name)
-        _require(0 < seconds < math.inf, f"{name} is {seconds}: expected more than 0", f"{at}.{name}")
+def _check_value(value: Any, bound: dict[str, Any], field: str) -> None:
+    """``value`` within the keywords of ``bound``."""
+    size = value if isinstance(value, int | float) else len(value)
+    low = bound.get("minimum", bound.get("minLength", bound.get("minItems")))
+    high = bound.get("maximum", bound.get("maxLength", bound.get("maxItems")))
+    above = bound.get("exclusiveMinimum")
+    pattern = bound.get("pattern")
+    inside = (
+        (low is None or size >= low)
+        and (high is None or size <= high)
+        and (above is None or size > above)
+        and (pattern is None or re.match(pattern.removesuffix("$") + r"\Z", value))
+    )
+    name = field.rpartition(".")[2]
+    if not inside:
+        raise invalid(f"{_told(name, value)}: expected {_expected(bound, low, high)}", field)
+    for i, item in enumerate(value if "items" in bound else ()):
+        _check_value(item, bound["items"], f"{field}[{i}]")
+
+
+def _told(name: str, value: Any) -> str:
+    if name in _SECRET:
+        return f"{name} is not what it may be"
+    return f"{name} has {len(value)} entries" if isinstance(value, list) else f"{name} is {str(value)[:MAX_NAME]!r}"
+
+
+def _expected(bound: dict[str, Any], low: float | None, high: float | None) -> str:
+    if "pattern" in bound:
+        return _EXPECTED[bound["pattern"]]
+    unit = " characters" if "maxLength" in bound or "minLength" in bound else ""
+    if "exclusiveMinimum" in bound:
+        return f"more than {bound['exclusiveMinimum']}" + ("" if high is None else f", up to {high:g}")
+    if low is None:
+        return f"at most {high}{unit}"
+    return f"{low} or more{unit}" if high is None else f"{low} to {high}{unit}"
+
+
+def _check_rows(rows: list[dict[str, Any]], field: str) -> None:
+    """Rows travel as msgpack, which has no integers beyond 64 bits."""
+    try:
+        msgspec.msgpack.encode(rows)
+    except (OverflowError, RecursionError) as error:
+        raise invalid(f"a row cannot be sent to a worker: {error}", field) from error

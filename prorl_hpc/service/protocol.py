@@ -57,7 +57,9 @@ class RolloutService(Protocol):
         """404 if it is unknown, 409 if it has ended otherwise."""
         ...
 
-    async def list_rollouts(self, status: Status | None, batch_id: str, after: str, limit: int) -> list[RolloutProgress]:
+    async def list_rollouts(
+        self, status: Status | None, batch_id: str, after: str, limit: int
+    ) -> list[RolloutProgress]:
         """Those under way first, in the order of their acceptance, then those that ended, in the order of their end.
         ``status`` None and ``batch_id`` empty: all. ``after`` and ``limit`` as in ``list_batches``."""
         ...

@@ -14,7 +14,7 @@ from types import TracebackType
 import uvicorn
 from starlette.types import ASGIApp
 
-from prorl_hpc.service.app import make_app
+from prorl_hpc.service.app import PROCESS_TIMEOUT_S, make_app
 from prorl_hpc.service.bearer_token import BearerToken
 from prorl_hpc.service.protocol import RolloutService
 
@@ -33,9 +33,19 @@ class _Server(uvicorn.Server):
 class HttpFace:
     """``async with HttpFace(…) as face``: listening when entered; ``face.url`` is the TCP address or empty."""
 
-    def __init__(self, service: RolloutService, socket_path: Path, *, tcp_host: str | None, token: str) -> None:
-        """``tcp_host``: the address to listen on (port chosen by the system); None: no TCP."""
-        self._app = make_app(service)
+    def __init__(
+        self,
+        service: RolloutService,
+        socket_path: Path,
+        *,
+        tcp_host: str | None,
+        token: str,
+        process_timeout_s: float = PROCESS_TIMEOUT_S,
+    ) -> None:
+        """``tcp_host``: the address to listen on (port chosen by the system); None: no TCP.
+        ``process_timeout_s``: what a job of /process may take in its stages (rollout.total_s); it is ended after
+        2 × this + 10 seconds."""
+        self._app = make_app(service, process_timeout_s=process_timeout_s)
         self._socket_path = socket_path
         self._tcp_host = tcp_host
         self._token = token
@@ -48,7 +58,7 @@ class HttpFace:
         if self._tcp_host is not None:
             listener = socket.create_server((self._tcp_host, 0), backlog=1024)
             self.url = "http://{}:{}".format(*listener.getsockname()[:2])
-            await self._serve(BearerToken(self._app, self._token), listener)
+            await self._serve(BearerToken(self._app, self._token, self._app.state.http_metrics.refused), listener)
         return self
 
     async def __aexit__(

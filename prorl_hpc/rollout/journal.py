@@ -1,0 +1,217 @@
+"""The coordinator's memory on disk: orders before they are answered, results before anybody gets them.
+
+Calls take effect on disk in the order in which they are made. A future (or an awaited call) is done when its change
+is on disk. The event loop never waits for the disk: see journal_thread. A disk that fails ends the journal: every
+waiter gets RunError, and ``failed`` is set.
+
+An epoch is one job's work on a run. Orders, ids and results are those of the journal's own epoch; what older ones left
+is moved to Parquet and forgotten. Cursors go on through all epochs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from prorl_hpc.config.run_directory import node_name
+from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec
+from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.rollout import NumberedResult, RolloutProgress, RolloutResult, RolloutSpec, Status
+from prorl_hpc.observe.rollout_store import RolloutStore
+from prorl_hpc.rollout import journal_orders as orders
+from prorl_hpc.rollout import journal_results as results
+from prorl_hpc.rollout.journal_database import Database, holder_file, open_database
+from prorl_hpc.rollout.journal_reading import Reader
+from prorl_hpc.rollout.journal_records import CarriedGroup, OpenBatch, OpenRollout
+from prorl_hpc.rollout.journal_shelf import DatabaseThread, Shelf, ShelfLimits
+from prorl_hpc.service.errors import invalid
+
+_encoder = msgspec.msgpack.Encoder()
+_progress = msgspec.msgpack.Decoder(BatchProgress)
+
+
+class Journal:
+    """``open`` makes one. For one event loop."""
+
+    def __init__(self, path: Path, store: RolloutStore | None) -> None:
+        """Use ``open``."""
+        self.failed: asyncio.Future[RunError] = asyncio.get_running_loop().create_future()
+        """Done, with the error, when the journal can record nothing more."""
+        self._path = path
+        self._store = store
+        self._newest = 0
+        self._grown = asyncio.Event()
+        self._closing = False
+        self._thread: DatabaseThread
+        self._shelf: Shelf
+        self._reader: Reader
+        self._shelving: asyncio.Task[None]
+
+    @classmethod
+    async def open(
+        cls, path: Path, *, epoch: str, store: RolloutStore | None, limits: ShelfLimits | None = None
+    ) -> Journal:
+        """Open or create (mode 0600) the journal. ``epoch`` is the job's token: another than last time begins a new
+        epoch. ``store`` None: only the newest trajectories are kept, in the journal. Raises RunError if another
+        process has it, or it is of a newer version."""
+        journal = cls(path, store)
+        database: list[Database] = []
+
+        def opened() -> Database:
+            database.append(open_database(path, epoch, node_name()))
+            return database[0]
+
+        journal._thread = DatabaseThread(
+            open_database=opened,
+            connection=lambda db: db.connection,
+            write_items=results.write_items,
+            newest=lambda db: db.newest,
+            committed=journal._committed,
+            failed=journal._fail,
+        )
+        await journal._thread.start()
+        journal._newest = database[0].newest
+        journal._reader = Reader(journal._thread, store)
+        journal._shelf = Shelf(journal._thread, store, limits or ShelfLimits())
+        journal._shelving = asyncio.create_task(journal._shelf.run(), name="journal shelf")
+        journal._shelving.add_done_callback(journal._shelf_ended)
+        return journal
+
+    async def close(self) -> None:
+        """Everything recorded is on disk, and in Parquet. A second call does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self._shelf.stop()
+        await asyncio.wait([self._shelving])
+        await self._thread.close()
+        self._grown.set()
+        if not self.failed.done():
+            await asyncio.to_thread(holder_file(self._path).unlink, missing_ok=True)
+
+    # orders
+
+    async def recover(self) -> tuple[list[OpenBatch | OpenRollout], bool]:
+        """This epoch's open orders in order of acceptance, and whether admission was paused."""
+        return await self._thread.call(orders.recover, writes=False)
+
+    async def accept_batch(self, spec: BatchSpec, carried: Sequence[CarriedGroup] = (), closes: str = "") -> bool:
+        """True if it is new, False if this very order is known. Raises Refusal 409 ``batch_differs``, and 400 for an
+        id that cannot name a file. ``closes``: the batch whose groups are hereby taken over; it is closed, and the
+        results of the ``carried`` rollouts belong to this batch from now on. RunError if that one has no result."""
+        if self._store is not None:
+            try:
+                self._store.path(spec.batch_id)
+            except ValueError as error:
+                raise invalid(str(error), "$.batch_id") from error
+        return await self._thread.call(partial(orders.accept_batch, spec=spec, carried=carried, closes=closes))
+
+    async def accept_rollouts(self, specs: Sequence[RolloutSpec]) -> list[bool]:
+        """All or, with an error, none; True for each that is new. Raises Refusal 409 ``rollout_differs``."""
+        return await self._thread.call(partial(orders.accept_rollouts, specs=specs))
+
+    def note_attempt(self, rollout_id: str, attempt: int) -> None:
+        self._thread.add_silently(results.AttemptNoted(rollout_id, attempt))
+
+    def cancelled_batch(self, batch_id: str) -> asyncio.Future[None]:
+        return self._thread.call(partial(orders.cancelled_batch, batch_id=batch_id))
+
+    def finish_batch(self, result: BatchResult, *, keeps_open: bool) -> asyncio.Future[None]:
+        """``result`` has slim results. ``keeps_open``: groups that it carries on are still to be taken over. RunError
+        if the batch is not running."""
+        future = self._thread.call(partial(orders.finish_batch, result=result, keeps_open=keeps_open))
+        future.add_done_callback(lambda _: self._shelf.wake())
+        return future
+
+    def set_paused(self, on: bool) -> asyncio.Future[None]:
+        return self._thread.call(partial(orders.set_paused, on=on))
+
+    # results
+
+    def record(
+        self, result: RolloutResult, trajectory: msgspec.Raw | bytes | None, batch_id: str
+    ) -> asyncio.Future[int]:
+        """``result`` is slim: its trajectory is given apart, as msgpack, or None. ``batch_id`` empty: a single
+        rollout. The cursor, once it is on disk; that of the first result if the rollout has one already."""
+        slim = _encoder.encode(result)
+        size = 0 if trajectory is None else len(memoryview(trajectory))
+        item = results.Ended(result.rollout_id, batch_id, result.status.value, slim, trajectory, size)
+        if not batch_id:
+            self._shelf.single_recorded(size)
+        return self._thread.add(item, size + len(slim))
+
+    @property
+    def newest_cursor(self) -> int:
+        """Of the results on disk; 0 if there is none."""
+        return self._newest
+
+    async def wait_beyond(self, cursor: int, wait_s: float) -> None:
+        """Until there is a result behind ``cursor``, for at most ``wait_s`` seconds. Raises RunError if the journal
+        fails."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while self._newest <= cursor and not self._closing:
+                    if self.failed.done():
+                        raise self.failed.result()
+                    await self._grown.wait()
+        except TimeoutError:
+            return
+
+    async def rollout_progress(self, rollout_id: str) -> RolloutProgress | None:
+        """Of a rollout that has ended; None of another."""
+        return await self._thread.call(partial(results.progress, rollout_id=rollout_id), writes=False)
+
+    async def ended(self, status: Status | None, batch_id: str, after: str, limit: int) -> list[RolloutProgress]:
+        """Rollouts in the order of their end. Raises Refusal 404 if ``after`` has not ended."""
+        list_them = partial(results.ended, status=status, batch_id=batch_id, after=after, limit=limit)
+        return await self._thread.call(list_them, writes=False)
+
+    async def batches(self, after: str, limit: int) -> list[str]:
+        """Ids in order of acceptance, in whatever state. Raises Refusal 404 if ``after`` is unknown."""
+        return await self._thread.call(partial(orders.batches, after=after, limit=limit), writes=False)
+
+    async def batch_state(self, batch_id: str) -> BatchProgress | None:
+        """Of a batch that has a result; None of another."""
+        column = partial(orders.batch_column, batch_id=batch_id, column="progress")
+        blob = await self._thread.call(column, writes=False)
+        return None if blob is None else _progress.decode(blob)
+
+    async def batch_result(self, batch_id: str) -> BatchResult | None:
+        """With trajectories; None of a batch without a result. Raises Refusal 410 ``result_gone``."""
+        return await self._reader.batch_result(batch_id)
+
+    async def rollout_result(self, rollout_id: str) -> RolloutResult | None:
+        """With its trajectory; None of one that has not ended. Raises Refusal 410 ``result_gone``."""
+        return await self._reader.rollout_result(rollout_id)
+
+    async def results(self, cursor: int, limit: int, batch_id: str) -> list[NumberedResult]:
+        """Results behind ``cursor`` with trajectories, in the order of recording: at most ``limit``, and fewer if
+        they are large, but one at least if there is one. Raises Refusal 410 ``result_gone``."""
+        return await self._reader.results(cursor, limit, batch_id)
+
+    def _committed(self, newest: int) -> None:
+        if newest > self._newest:
+            self._newest = newest
+            self._grown.set()
+            self._grown = asyncio.Event()
+
+    def _fail(self, error: RunError) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    def _shelf_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        failure = RunError(
+            f"trajectories cannot be written to Parquet: {error}. Free space in the run directory, "
+            "or set rollout.keep_trajectories=false"
+        )
+        failure.__cause__ = error
+        self._fail(error if isinstance(error, RunError) else failure)

@@ -1,0 +1,156 @@
+"""The journal's file: its tables, its one owner, its epochs.
+
+============  ======================================================================================================
+epochs        one for each job that worked on the run; only the newest one's orders and results count
+orders        batches and single rollouts in order of acceptance. ``state``: running, full (a batch with a result
+              whose groups go on), closed. ``spec`` goes when the order is closed, ``digest`` stays. ``after_cursor``, ``finished``: the newest
+              cursor when it was accepted, and when its result was recorded
+cancels       when batches were cancelled, by the newest cursor then
+attempts      the highest attempt noted of rollouts that have not ended
+results       ended rollouts in the order of recording, without trajectory. ``batch``: whose they are now, or empty.
+              ``file``: NULL while the trajectory is in the table below, 0 when it was dropped, else in which file
+trajectories  what is not in Parquet yet: msgpack, or NULL for none
+files         Parquet files by number; ``noted`` 0 while a file is being written
+============  ======================================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from prorl_hpc.messages.codec import write_json
+from prorl_hpc.messages.errors import RunError
+
+SCHEMA_VERSION = 1
+_LOCK_WAIT_S = 1.0
+_TABLES = """
+CREATE TABLE epochs (number INTEGER PRIMARY KEY AUTOINCREMENT, token TEXT NOT NULL, paused INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE orders (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
+    digest BLOB NOT NULL, spec BLOB, carried BLOB, after_cursor INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'running',
+    result BLOB, progress BLOB, finished INTEGER, shelved INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX orders_by_name ON orders (epoch, kind, name);
+CREATE INDEX orders_open ON orders (epoch, number) WHERE state <> 'closed';
+CREATE INDEX orders_to_shelve ON orders (finished) WHERE finished IS NOT NULL AND shelved = 0;
+CREATE TABLE cancels (epoch INTEGER NOT NULL, batch TEXT NOT NULL, after_cursor INTEGER NOT NULL);
+CREATE TABLE attempts (epoch INTEGER NOT NULL, rollout TEXT NOT NULL, attempt INTEGER NOT NULL,
+    PRIMARY KEY (epoch, rollout)) WITHOUT ROWID;
+CREATE TABLE results (
+    cursor INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, rollout TEXT NOT NULL, batch TEXT NOT NULL,
+    status TEXT NOT NULL, slim BLOB NOT NULL, size INTEGER NOT NULL, file INTEGER, row_group INTEGER, place INTEGER);
+CREATE UNIQUE INDEX results_by_rollout ON results (epoch, rollout);
+CREATE INDEX results_by_batch ON results (epoch, batch, cursor);
+CREATE INDEX results_unshelved ON results (epoch, batch, cursor) WHERE file IS NULL;
+CREATE TABLE trajectories (cursor INTEGER PRIMARY KEY, trajectory BLOB);
+CREATE TABLE files (number INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, name TEXT NOT NULL,
+    noted INTEGER NOT NULL DEFAULT 0);
+"""
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who has the journal open."""
+
+    pid: int
+    node: str
+    since: float
+
+
+@dataclass
+class Database:
+    """The open file, for the journal's thread alone. ``epoch``: the number of this job's. ``newest``: the newest
+    result's cursor, 0 if there is none, perhaps not committed yet."""
+
+    connection: sqlite3.Connection
+    epoch: int
+    newest: int
+
+    def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+        return self.connection.execute(sql, parameters)
+
+
+def open_database(path: Path, token: str, node: str) -> Database:
+    """Open or create the journal and begin the epoch of ``token``, if it is not the newest one. Raises RunError."""
+    try:
+        connection = _connect(path)
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorname", "") in ("SQLITE_BUSY", "SQLITE_LOCKED"):
+            raise RunError(_held(path)) from error
+        raise RunError(f"the journal {path} cannot be opened: {error}") from error
+    except OSError as error:
+        raise RunError(f"the journal {path} cannot be created: {error}") from error
+    try:
+        _make_tables(connection, path)
+        write_json(holder_file(path), Holder(os.getpid(), node, time.time()))
+        epoch = _begin_epoch(connection, token)
+        (newest,) = connection.execute(
+            "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'results'"
+        ).fetchone()
+    except (sqlite3.Error, OSError) as error:
+        connection.close()
+        raise RunError(f"the journal {path} cannot be used: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return Database(connection, epoch, newest)
+
+
+def holder_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.holder")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        # Closing a file that this process has open would give up its locks: never open one that is there.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        pass
+    connection = sqlite3.connect(path, timeout=_LOCK_WAIT_S, isolation_level=None, cached_statements=256)
+    try:
+        # Exclusive first: the write-ahead log then needs no shared memory, which network file systems lack.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA page_size = 8192")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA cache_size = -16384")
+        connection.execute("PRAGMA wal_autocheckpoint = 2000")
+        connection.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _held(path: Path) -> str:
+    try:
+        holder = msgspec.json.decode(holder_file(path).read_bytes(), type=Holder)
+    except (OSError, msgspec.DecodeError):
+        return f"the journal {path} is in use by another process: end that first"
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
+    return f"the journal {path} is in use by process {holder.pid} on {holder.node} since {since}: end that first"
+
+
+def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise RunError(
+            f"the journal {path} is of version {version}, this prorl_hpc knows {SCHEMA_VERSION}: use the newer one"
+        )
+    if version == 0:
+        connection.executescript(f"BEGIN;{_TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+
+
+def _begin_epoch(connection: sqlite3.Connection, token: str) -> int:
+    newest = connection.execute("SELECT number, token FROM epochs ORDER BY number DESC LIMIT 1").fetchone()
+    if newest is not None and newest[1] == token:
+        return int(newest[0])
+    cursor = connection.execute("INSERT INTO epochs (token) VALUES (?)", (token,))
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid

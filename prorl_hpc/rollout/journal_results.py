@@ -1,0 +1,192 @@
+"""Results in the journal: written, listed, fetched. Everything here runs on the journal's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from prorl_hpc.messages.rollout import RolloutProgress, Status
+from prorl_hpc.rollout.journal_database import Database
+from prorl_hpc.rollout.journal_orders import json_list
+from prorl_hpc.service.errors import not_found
+
+FETCH_ROLLOUTS = 64
+FETCH_BYTES = 8 << 20
+GONE = 0
+"""In place of a file's number: the trajectory was dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A rollout's result to be recorded. ``slim``: RolloutResult in msgpack without its trajectory."""
+
+    rollout_id: str
+    batch_id: str
+    status: str
+    slim: bytes
+    trajectory: msgspec.Raw | bytes | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptNoted:
+    rollout_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A recorded result as it lies on disk. ``file`` None: ``trajectory`` has it (None: there is none); empty: it was
+    dropped; else it is at ``place`` in that Parquet file."""
+
+    cursor: int
+    rollout_id: str
+    batch_id: str
+    slim: bytes
+    size: int
+    trajectory: bytes | None
+    file: str | None
+    place: tuple[int, int]
+
+
+class _Ending(msgspec.Struct, frozen=True):
+    """The fields of RolloutResult that RolloutProgress shows."""
+
+    rollout_id: str
+    status: Status
+    attempts: int = 1
+    worker: str = ""
+    server: str = ""
+
+
+_ending = msgspec.msgpack.Decoder(_Ending)
+
+
+def write_items(db: Database, items: Sequence[Ended | AttemptNoted]) -> list[int | None]:
+    """Record results and attempts; returns the cursor of each result. A rollout recorded before keeps its first
+    result, and its cursor is returned again."""
+    endings = [item for item in items if isinstance(item, Ended)]
+    cursors = _write_results(db, endings) if endings else {}
+    attempts: dict[str, int] = {}
+    for item in items:
+        if isinstance(item, AttemptNoted) and item.rollout_id not in cursors:
+            attempts[item.rollout_id] = max(item.attempt, attempts.get(item.rollout_id, 0))
+    if attempts:
+        rows = [(db.epoch, rollout, attempt) for rollout, attempt in attempts.items()]
+        _insert(db, "attempts", rows, " ON CONFLICT DO UPDATE SET attempt = MAX(attempt, excluded.attempt)")
+    return [cursors[item.rollout_id] if isinstance(item, Ended) else None for item in items]
+
+
+def _write_results(db: Database, endings: list[Ended]) -> dict[str, int]:
+    names = json_list(ended.rollout_id for ended in endings)
+    sql = "SELECT rollout, cursor FROM results WHERE epoch = ? AND rollout IN (SELECT value FROM json_each(?))"
+    cursors: dict[str, int] = dict(db.execute(sql, db.epoch, names).fetchall())
+    results, trajectories = [], []
+    for ended in endings:
+        if ended.rollout_id in cursors:
+            continue
+        db.newest += 1
+        cursor = cursors[ended.rollout_id] = db.newest
+        results.append(
+            (*(cursor, db.epoch, ended.rollout_id, ended.batch_id, ended.status, ended.slim, ended.size), *_NOWHERE)
+        )
+        trajectories.append((cursor, ended.trajectory))
+    if not results:
+        return cursors
+    _insert(db, "results", results)
+    _insert(db, "trajectories", trajectories)
+    db.execute("DELETE FROM attempts WHERE epoch = ? AND rollout IN (SELECT value FROM json_each(?))", db.epoch, names)
+    singles = [ended.rollout_id for ended in endings if not ended.batch_id]
+    if singles:
+        db.execute(
+            "UPDATE orders SET state = 'closed', spec = NULL "
+            "WHERE epoch = ? AND kind = 'rollout' AND name IN (SELECT value FROM json_each(?))",
+            *(db.epoch, json_list(singles)),
+        )
+    return cursors
+
+
+_NOWHERE = (None, None, None)
+
+
+def _insert(db: Database, table: str, rows: list[Any], more: str = "") -> None:
+    """One statement for all rows: see journal_thread."""
+    row = f"({', '.join('?' * len(rows[0]))})"
+    values = [value for one in rows for value in one]
+    db.connection.execute(f"INSERT INTO {table} VALUES {', '.join([row] * len(rows))}{more}", values)
+
+
+def progress(db: Database, rollout_id: str) -> RolloutProgress | None:
+    row = db.execute("SELECT slim, batch FROM results WHERE epoch = ? AND rollout = ?", db.epoch, rollout_id).fetchone()
+    return None if row is None else _progress(*row)
+
+
+def ended(db: Database, status: Status | None, batch_id: str, after: str, limit: int) -> list[RolloutProgress]:
+    cursor = 0
+    if after:
+        row = db.execute("SELECT cursor FROM results WHERE epoch = ? AND rollout = ?", db.epoch, after).fetchone()
+        if row is None:
+            raise not_found("rollout", after)
+        (cursor,) = row
+    conditions = ["epoch = ?", "cursor > ?"]
+    parameters: list[object] = [db.epoch, cursor]
+    for column, wanted in (("status", status.value if status else ""), ("batch", batch_id)):
+        if wanted:
+            conditions.append(f"{column} = ?")
+            parameters.append(wanted)
+    sql = f"SELECT slim, batch FROM results WHERE {' AND '.join(conditions)} ORDER BY cursor LIMIT ?"
+    return [_progress(*row) for row in db.execute(sql, *parameters, limit)]
+
+
+def _progress(slim: bytes, batch: str) -> RolloutProgress:
+    ending = _ending.decode(slim)
+    return RolloutProgress(ending.rollout_id, ending.status, ending.attempts, ending.worker, ending.server, batch)
+
+
+def cursors_after(db: Database, cursor: int, batch_id: str, limit: int) -> list[int]:
+    """Of this epoch's results, of all (``batch_id`` empty) or of one batch."""
+    if batch_id:
+        sql = "SELECT cursor FROM results WHERE epoch = ? AND batch = ? AND cursor > ? ORDER BY cursor LIMIT ?"
+        rows = db.execute(sql, db.epoch, batch_id, cursor, limit)
+    else:
+        sql = "SELECT cursor FROM results WHERE epoch = ? AND cursor > ? ORDER BY cursor LIMIT ?"
+        rows = db.execute(sql, db.epoch, cursor, limit)
+    return [number for (number,) in rows]
+
+
+def cursors_of(db: Database, rollout_ids: Sequence[str]) -> dict[str, int]:
+    """Of those that are recorded."""
+    sql = "SELECT rollout, cursor FROM results WHERE epoch = ? AND rollout IN (SELECT value FROM json_each(?))"
+    return dict(db.execute(sql, db.epoch, json_list(rollout_ids)).fetchall())
+
+
+def fetch(db: Database, cursors: Sequence[int]) -> list[Stored]:
+    """The first of these results, in the given order: at most FETCH_ROLLOUTS, and no more than fit in FETCH_BYTES,
+    but one at least."""
+    wanted = list(cursors[:FETCH_ROLLOUTS])
+    in_list = json_list(wanted)
+    sizes = dict(
+        db.execute("SELECT cursor, size FROM results WHERE cursor IN (SELECT value FROM json_each(?))", in_list)
+    )
+    total, count = 0, 0
+    for cursor in wanted:
+        total += sizes[cursor]
+        if count and total > FETCH_BYTES:
+            break
+        count += 1
+    rows = db.execute(
+        "SELECT r.cursor, r.rollout, r.batch, r.slim, t.trajectory, r.file, f.name, r.row_group, r.place FROM results r "
+        "LEFT JOIN trajectories t ON t.cursor = r.cursor AND r.file IS NULL LEFT JOIN files f ON f.number = r.file "
+        "WHERE r.cursor IN (SELECT value FROM json_each(?))",
+        json_list(wanted[:count]),
+    )
+    found: dict[int, Stored] = {}
+    for cursor, rollout, batch, slim, trajectory, file, name, row_group, place in rows:
+        where = None if file is None else name or ""
+        found[cursor] = Stored(
+            cursor, rollout, batch, slim, sizes[cursor], trajectory, where, (row_group or 0, place or 0)
+        )
+    return [found[cursor] for cursor in wanted[:count]]

@@ -11,6 +11,7 @@ import msgspec
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.observe.restarts import read_restarts
 from prorl_hpc.observe.reward_plot import draw_reward_plot
 from prorl_hpc.observe.run_figures import RunFigures, wilson_interval
 from prorl_hpc.observe.snapshot import read_tolerantly
@@ -58,6 +59,10 @@ def _head(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
         ("task", config.task.name),
         ("batch", f"{trainer.groups_per_step} groups of {trainer.group_size} samples"),
         ("cluster", config.cluster.kind),
+        *(
+            ("started again", f"{restart.name} {restart.what} ({restart.count} of {restart.allowed} restarts)")
+            for restart in read_restarts(run)
+        ),
     ]
     text = f"# Run {run.run_id}\n\n" + _table(("", ""), rows)
     return text + _failure(run)

@@ -11,6 +11,7 @@ from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, Status
 from prorl_hpc.observe.metrics import MetricsLog
 from prorl_hpc.observe.report import write_report
+from prorl_hpc.observe.restarts import Restart, RestartLog
 from prorl_hpc.observe.rollout_store import RolloutStore
 from prorl_hpc.observe.run_figures import loadable_checkpoints, wilson_interval
 
@@ -104,6 +105,12 @@ def test_report_of_a_stopped_run_says_why_and_how_to_go_on(run: RunDirectory) ->
     run.stop_marker.write_text("interrupted from the keyboard\n")
     text = write_report(run).read_text()
     assert "**stopped** (interrupted from the keyboard)" in text and "continues from the newest checkpoint" in text
+
+
+def test_report_names_the_restarts(run: RunDirectory) -> None:
+    RestartLog(run.restarts_file(0)).append(Restart("coordinator", "node1", "was killed by SIGKILL", 1, 3, 10.0))
+    text = write_report(run).read_text()
+    assert "| started again | coordinator was killed by SIGKILL (1 of 3 restarts) |" in text
 
 
 def test_report_copes_with_records_that_miss_keys(run: RunDirectory) -> None:

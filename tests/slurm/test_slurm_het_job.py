@@ -15,6 +15,7 @@ from fakes.runs import fake_config, fake_plan, fake_run, processes_of
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.observe.restarts import read_restarts
 from prorl_hpc.slurm.executors import sbatch_opinion, sbatch_text, submit
 from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
@@ -64,6 +65,22 @@ def test_a_death_on_one_node_ends_all_and_the_rest_stop_in_order(tmp_path: Path)
     assert (failure.name, failure.node, failure.last_lines[-1]) == ("inference-0", "gpu01", "CUDA out of memory")
     assert job.state() == "FAILED"
     assert {p.stem for p in run.logs.glob("*.stopped")} == {"coordinator", "worker-0", "worker-1", "trainer-0"}
+    assert processes_of(run) == []
+
+
+def test_a_worker_that_dies_is_started_again_on_its_own_node(tmp_path: Path) -> None:
+    config = fake_config(tmp_path, slurm=True)
+    config.run.restarts = 1
+    acts = {
+        "worker-1": {"exit_after": 1.0, "killed": True, "deaths": 1},
+        "trainer-0": {"exit_after": 0.5, "finish": True, "finish_after_starts": {"worker-1": 2}},
+    }
+    run, job = started(config, acts)
+    assert job.wait(60)
+    assert read_failure(run) is None, read_failure(run)
+    assert job.state() == "COMPLETED"
+    (restart,) = read_restarts(run)
+    assert (restart.name, restart.node, restart.what) == ("worker-1", "cpu02", "was killed by SIGKILL")
     assert processes_of(run) == []
 
 

@@ -3,7 +3,8 @@
     python fake_vllm.py SOCKET [MODE…]      modes: die, hang, die-later, no-logprobs, no-ids, fail-update
 
 Started as vLLM would be (own process group, standard input held by its parent). ``GET /calls`` lists the routes
-that were posted to.
+that were posted to. ``serve_outside`` serves the OpenAI-compatible routes from within a test; its modes: no-ids,
+no-logprobs, other-logprobs, other-prompt, two-models, silent, broken, key, busy.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -65,6 +70,90 @@ async def anything(request: web.Request) -> web.Response:
     if request.path == "/update_weights" and "fail-update" in request.app["modes"]:
         return web.json_response({"error": "shape mismatch in layer 3"}, status=500)
     return web.json_response({})
+
+
+CONTEXT = 512
+API_KEY = "open sesame"
+
+
+class OutsideFake:
+    """``url`` of a fake that serves from within this process, and the requests that it is generating for."""
+
+    def __init__(self, path: Path, modes: tuple[str, ...]) -> None:
+        self.url = f"unix:{path}"
+        self.in_flight: set[str] = set()
+        self.bodies: list[dict[str, Any]] = []
+        self._path = path
+        self._modes = modes
+        app = web.Application()
+        app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._completions)])
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        await web.UnixSite(self._runner, str(self._path)).start()
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _refused(self, request: web.Request) -> web.Response | None:
+        if "silent" in self._modes:
+            await asyncio.sleep(3600)
+        if "key" in self._modes and request.headers.get("Authorization") != f"Bearer {API_KEY}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return web.json_response({"error": "EngineDeadError"}, status=500) if "broken" in self._modes else None
+
+    async def _models(self, request: web.Request) -> web.Response:
+        names = ["policy", "other"] if "two-models" in self._modes else ["policy"]
+        listed = [{"id": name, "object": "model", "max_model_len": CONTEXT} for name in names]
+        return await self._refused(request) or web.json_response({"object": "list", "data": listed})
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        if (refused := await self._refused(request)) is not None:
+            return refused
+        if len(body["prompt"]) + body["max_tokens"] > CONTEXT:
+            return web.json_response({"error": "This model's maximum context length is 512 tokens"}, status=400)
+        self.in_flight.add(body["request_id"])
+        try:
+            if "busy" in self._modes:
+                await asyncio.sleep(3600)
+            for _ in range(body["max_tokens"]):
+                await asyncio.sleep(0.001)
+        finally:
+            self.in_flight.discard(body["request_id"])
+        return web.json_response(self._answer(body))
+
+    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        word = f"{body['prompt']} {body.get('seed')}"
+        ids = [zlib.crc32(f"{word} {i}".encode()) % 256 for i in range(body["max_tokens"])]
+        logprobs = [-0.5] * (len(ids) + ("other-logprobs" in self._modes))
+        with_ids = "no-ids" not in self._modes
+        choice = {
+            "index": 0,
+            "text": "la " * len(ids),
+            "finish_reason": "length",
+            "token_ids": ids if with_ids else None,
+            "prompt_token_ids": [0, *body["prompt"]] if "other-prompt" in self._modes else body["prompt"],
+            "logprobs": {
+                "tokens": [f"token_id:{i}" if with_ids else "la" for i in ids],
+                "token_logprobs": logprobs,
+            },
+        }
+        if "no-logprobs" in self._modes:
+            choice["logprobs"] = None
+        return {"id": "x", "object": "text_completion", "model": body["model"], "choices": [choice]}
+
+
+@asynccontextmanager
+async def serve_outside(path: Path, *modes: str) -> AsyncIterator[OutsideFake]:
+    fake = OutsideFake(path, modes)
+    await fake.start()
+    try:
+        yield fake
+    finally:
+        await fake.stop()
 
 
 async def main(path: Path, modes: list[str]) -> None:

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_site import ENDLESS, PATIENCE_S, Coordinator, Site, endless, open_site
 from waiting import until
 
-from prorl_hpc.config.schema import EngineConfig, ProrlConfig, RolloutConfig
-from prorl_hpc.inference.agent import InferenceAgent
-from prorl_hpc.inference.client import LLMClient
 from prorl_hpc.inference.scripted_engine import ScriptedEngine, scripted_scores
-from prorl_hpc.messages.control import (
-    AgentToCoordinator,
-    CoordinatorToInference,
-    Goodbye,
-    InferenceHello,
-    ServerLoad,
-    ServerRef,
-    Shutdown,
-    Welcome,
-)
+from prorl_hpc.messages.control import Goodbye, InferenceHello, ServerLoad, Shutdown
 from prorl_hpc.messages.errors import InferenceError, RunError
 from prorl_hpc.messages.inference import (
     FinishReason,
@@ -33,98 +20,9 @@ from prorl_hpc.messages.inference import (
     WeightProbe,
     WeightUpdate,
     WeightUpdated,
-    WorkerToInference,
 )
 from prorl_hpc.messages.rollout import SamplingParams
-from prorl_hpc.transport.agent_line import AgentLine
-from prorl_hpc.transport.channels import DealerLine, RouterDoor
-from prorl_hpc.transport.keys import RunKeys
-
-ENDLESS = SamplingParams(max_tokens=10**9)
-PATIENCE_S = 30
-
-
-def endless(token_ids: Any, sampling: SamplingParams) -> Any:
-    return range(sampling.max_tokens)
-
-
-class Coordinator:
-    """Welcomes the agent and keeps what it says."""
-
-    def __init__(self, keys: RunKeys, path: Path) -> None:
-        self.door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, path)
-        self.heard: list[Any] = []
-        self._peer = b""
-        self._task = asyncio.create_task(self._listen())
-
-    async def _listen(self) -> None:
-        async for peer, message in self.door.messages():
-            self._peer = peer
-            self.heard.append(message)
-            if isinstance(message, InferenceHello | ServerLoad):
-                await self.door.send(peer, Welcome("run", heartbeat_s=0.05))
-
-    async def send(self, message: Any) -> None:
-        await self.door.send(self._peer, message)
-
-    async def next(self, type_: type, accept: Callable[[Any], bool] = lambda m: True) -> Any:
-        """The first message of that kind after those already taken."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                for i, message in enumerate(self.heard):
-                    if isinstance(message, type_) and accept(message):
-                        del self.heard[: i + 1]
-                        return message
-                await asyncio.sleep(0.01)
-
-    def close(self) -> None:
-        self._task.cancel()
-        self.door.close()
-
-
-class Site:
-    """One agent, its coordinator and the means to make workers."""
-
-    def __init__(self, directory: Path, engine: ScriptedEngine, slots: int) -> None:
-        self.keys = RunKeys.create(directory / "keys")
-        self.engine = engine
-        self.coordinator = Coordinator(self.keys, directory / "c.sock")
-        config = ProrlConfig(
-            engine=EngineConfig(max_parallel_requests=slots), rollout=RolloutConfig(heartbeat_s=0.05, lost_after_s=2.0)
-        )
-        self.door: RouterDoor[WorkerToInference] = RouterDoor(WorkerToInference, self.keys, directory / "i.sock")
-        self.line: AgentLine[CoordinatorToInference] = AgentLine(
-            CoordinatorToInference,
-            self.keys,
-            "inference-0",
-            lambda: self.coordinator.door.ipc,
-            heartbeat_s=0.05,
-            lost_after_s=2.0,
-        )
-        self.ref = ServerRef("inference-0", "here", self.door.ipc, self.door.tcp)
-        self.stop = asyncio.Event()
-        self.welcomed = asyncio.Event()
-        agent = InferenceAgent(self.ref, config, engine, self.door, self.line)
-        self.running = asyncio.create_task(agent.run(self.stop, self.welcomed.set))
-
-    def worker(self, **patience: float) -> LLMClient:
-        return LLMClient("here", self.keys, "worker-0", **patience)
-
-    def in_engine(self) -> int:
-        return len(self.engine._running)
-
-
-@asynccontextmanager
-async def open_site(directory: Path, engine: ScriptedEngine, slots: int = 4) -> AsyncIterator[Site]:
-    site = Site(directory, engine, slots)
-    try:
-        yield site
-    finally:
-        site.stop.set()
-        await asyncio.gather(site.running, return_exceptions=True)
-        site.line.close()
-        site.door.close()
-        site.coordinator.close()
+from prorl_hpc.transport.channels import DealerLine
 
 
 async def test_hello_heartbeats_and_goodbye(socket_dir: Path) -> None:
@@ -284,6 +182,70 @@ async def test_an_engine_that_is_down_for_good_ends_the_agent(socket_dir: Path) 
 async def test_a_coordinator_that_is_gone_ends_the_agent(socket_dir: Path) -> None:
     async with open_site(socket_dir, ScriptedEngine()) as site:
         await site.coordinator.next(ServerLoad)
-        site.coordinator._task.cancel()
+        site.coordinator.fall_silent()
         with pytest.raises(RunError, match="has not been heard"):
             await asyncio.wait_for(site.running, PATIENCE_S)
+
+
+class SlowToLoad(ScriptedEngine):
+    """Loads weights when it is let go, and counts how often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.loaded: list[int] = []
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        await self.go.wait()
+        self.loaded.append(update.version)
+        await super().update_weights(update)
+
+
+async def replaced(site: Site, path: Path) -> Coordinator:
+    """The coordinator dies, and another one takes its place at ``path``."""
+    site.coordinator.close()
+    site.coordinator = Coordinator(site.keys, path)
+    return site.coordinator
+
+
+@pytest.mark.parametrize("socket", ["inference-0-c.sock", "elsewhere.sock"])
+async def test_a_coordinator_that_was_started_anew_is_greeted_and_answered(socket_dir: Path, socket: str) -> None:
+    engine = SlowToLoad()
+    async with open_site(socket_dir, engine) as site:
+        first = await site.coordinator.next(InferenceHello)
+        await site.coordinator.send(WeightUpdate(3, []))
+        await site.coordinator.next(ServerLoad)
+        coordinator = await replaced(site, socket_dir / socket)
+        again = await coordinator.next(InferenceHello)
+        assert (again.instance, again.weight_version) == (first.instance, 0)
+        await coordinator.send(WeightUpdate(3, []))  # it asks again, since the Hello says an older version
+        engine.go.set()
+        assert (await coordinator.next(WeightUpdated)).error == ""
+        assert (await coordinator.next(ServerLoad)).weight_version == 3
+        await coordinator.send(WeightUpdate(3, []))
+        assert (await coordinator.next(WeightUpdated)).error == ""
+        assert engine.loaded == [3]
+
+
+async def test_weights_that_were_not_proved_are_asked_for_again(socket_dir: Path) -> None:
+    ids = [3, 1, 4]
+    async with open_site(socket_dir, ScriptedEngine()) as site:
+        await site.coordinator.next(InferenceHello)
+        await site.coordinator.send(WeightUpdate(1, []))
+        await site.coordinator.next(WeightUpdated)
+        wrong = WeightUpdate(2, [], WeightProbe(ids, scripted_scores(ids, 1), 1e-6))
+        await site.coordinator.send(wrong)
+        assert (await site.coordinator.next(WeightUpdated)).error
+        coordinator = await replaced(site, socket_dir / "elsewhere.sock")
+        assert (await coordinator.next(InferenceHello)).weight_version == 1
+        await coordinator.send(wrong)
+        assert (await coordinator.next(WeightUpdated)).error
+
+
+async def test_an_agent_that_was_started_anew_is_another_instance(socket_dir: Path) -> None:
+    async with open_site(socket_dir, ScriptedEngine()) as site:
+        first = await site.coordinator.next(InferenceHello)
+        await site.die()
+        async with open_site(socket_dir, ScriptedEngine(), keys=site.keys) as other:
+            second = await other.coordinator.next(InferenceHello)
+            assert second.server == first.server and second.instance != first.instance

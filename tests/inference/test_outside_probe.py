@@ -1,0 +1,73 @@
+"""The probe of a server outside the run, against a fake one that lacks one thing after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_vllm import API_KEY, CONTEXT, serve_outside
+
+from prorl_hpc.inference import outside_probe
+from prorl_hpc.inference.outside_probe import ProbedServer, probe
+from prorl_hpc.messages.errors import InferenceError
+from prorl_hpc.messages.inference import OutsideServer
+
+
+async def test_a_server_that_will_do(socket_dir: Path) -> None:
+    async with serve_outside(socket_dir / "o.sock", "key") as fake:
+        server = OutsideServer("outside", fake.url, api_key=API_KEY)
+        assert await probe(server) == ProbedServer("policy", CONTEXT)
+        assert [body["max_tokens"] for body in fake.bodies] == [2]
+
+
+async def test_one_of_several_models_is_named(socket_dir: Path) -> None:
+    async with serve_outside(socket_dir / "o.sock", "two-models") as fake:
+        assert (await probe(OutsideServer("outside", fake.url, model="other"))).model == "other"
+        with pytest.raises(InferenceError, match=r"policy, other: say which one"):
+            await probe(OutsideServer("outside", fake.url))
+        with pytest.raises(InferenceError, match=r"policy, other: model third is not among them"):
+            await probe(OutsideServer("outside", fake.url, model="third"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("no-ids", "without token ids"),
+        ("no-logprobs", "a logprob for each"),
+        ("other-logprobs", "2 token ids and 3 logprobs"),
+        ("other-prompt", "another prompt"),
+        ("key", "answers 401"),
+        ("broken", "answers 500"),
+    ],
+)
+async def test_a_server_that_will_not_do_is_refused_with_the_reason(socket_dir: Path, mode: str, words: str) -> None:
+    async with serve_outside(socket_dir / "o.sock", mode) as fake:
+        with pytest.raises(InferenceError, match=words) as refused:
+            await probe(OutsideServer("outside", fake.url, api_key="wrong"))
+        assert "LLM server outside at unix:" in str(refused.value) and "needed is vLLM" in str(refused.value)
+        assert "wrong" not in str(refused.value)
+
+
+async def test_a_silent_server_is_not_waited_for(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside_probe, "_LIMIT_S", 0.2)
+    async with serve_outside(socket_dir / "o.sock", "silent") as fake:
+        with pytest.raises(InferenceError, match=r"within 0.2 s"):
+            await probe(OutsideServer("outside", fake.url))
+
+
+@pytest.mark.parametrize("url", ["unix:/nowhere/x.sock", "http://127.0.0.1:1/v1", "tcp://host:1", "http://[/v1", ""])
+async def test_an_address_where_nothing_is(url: str) -> None:
+    with pytest.raises(InferenceError, match="LLM server outside"):
+        await probe(OutsideServer("outside", url))
+
+
+def test_the_coordinator_needs_no_engine_to_probe() -> None:
+    code = """
+import sys
+import prorl_hpc.inference.outside_probe
+print(sorted({"vllm", "torch", "transformers", "zmq"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -23,6 +23,11 @@ _ID = {
     "description": "the id of the batch, rollout, worker or server",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_TEXT, "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"},
 }
+_GROUPS_OF_TWO = {
+    "if": {"properties": {"filter": {"const": "all"}}, "required": ["filter"]},
+    "else": {"properties": {"group_size": {"minimum": 2}}},
+}
+"""A single sample is never informative."""
 _REFUSED_ALWAYS = (400, 401)
 _REFUSED_BODY = (408, 413)
 _RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "string"}}}
@@ -119,6 +124,8 @@ def _tighten(schema: dict[str, Any], components: dict[str, Any]) -> None:
             struct["required"] = [field for field in struct["required"] if field != "type"]
         for field, bound in BOUNDS.get(name, {}).items():
             _bind(struct["properties"][field], bound)
+        if name == "BatchSpec":
+            struct |= _GROUPS_OF_TWO
 
 
 def _bind(schema: dict[str, Any], bound: dict[str, Any]) -> None:

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from prorl_hpc.config.schema import EngineConfig, ProrlConfig, RolloutConfig
 from prorl_hpc.inference.agent import InferenceAgent
 from prorl_hpc.inference.client import LLMClient
+from prorl_hpc.inference.protocol import Engine
 from prorl_hpc.inference.scripted_engine import ScriptedEngine
 from prorl_hpc.messages.control import (
     AgentToCoordinator,
@@ -26,6 +27,7 @@ from prorl_hpc.transport.agent_line import AgentLine
 from prorl_hpc.transport.channels import RouterDoor
 from prorl_hpc.transport.keys import RunKeys
 
+E = TypeVar("E", bound=Engine)
 ENDLESS = SamplingParams(max_tokens=10**9)
 PATIENCE_S = 30
 _LOST_AFTER_S = 2.0
@@ -73,10 +75,10 @@ class Coordinator:
         self._task.cancel()
 
 
-class Site:
+class Site(Generic[E]):
     """One agent, its coordinator and the means to make workers. Sites of one test share ``keys``."""
 
-    def __init__(self, directory: Path, engine: ScriptedEngine, slots: int, name: str, keys: RunKeys | None) -> None:
+    def __init__(self, directory: Path, engine: E, slots: int, name: str, keys: RunKeys | None) -> None:
         self.keys = keys or RunKeys.create(directory / "keys")
         self.engine = engine
         self.coordinator = Coordinator(self.keys, directory / f"{name}-c.sock")
@@ -97,14 +99,19 @@ class Site:
         self.dead = False
         self.stop = asyncio.Event()
         self.welcomed = asyncio.Event()
-        agent = InferenceAgent(self.ref, config, engine, self.door, self.line)
-        self.running = asyncio.create_task(agent.run(self.stop, self.welcomed.set))
+        self.agent = InferenceAgent(self.ref, config, engine, self.door, self.line)
+        self.running = asyncio.create_task(self.agent.run(self.stop, self.welcomed.set))
 
     def worker(self, **patience: float) -> LLMClient:
         return LLMClient("here", self.keys, "worker-0", **patience)
 
     def in_engine(self) -> int:
+        assert isinstance(self.engine, ScriptedEngine)
         return len(self.engine._running)
+
+    def requests(self) -> int:
+        """Those in the engine and those that wait for it."""
+        return len(self.agent._requests._active)
 
     async def die(self) -> None:
         """As if it were killed: no farewell to anybody."""
@@ -131,11 +138,11 @@ async def _nothing(*args: Any) -> None:
 @asynccontextmanager
 async def open_site(
     directory: Path,
-    engine: ScriptedEngine,
+    engine: E,
     slots: int = 4,
     name: str = "inference-0",
     keys: RunKeys | None = None,
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[Site[E]]:
     site = Site(directory, engine, slots, name, keys)
     try:
         yield site

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,47 +42,59 @@ def _tokens(token_ids: Sequence[int], sampling: SamplingParams) -> Iterator[int]
         yield zlib.crc32(f"{token_ids} {sampling.seed} {i}".encode()) % 256
 
 
-@asynccontextmanager
-async def open_llm(kind: str, tiny_model: Path, scratch: Path) -> AsyncIterator[LLMCase]:
-    with tempfile.TemporaryDirectory(prefix="prorl-", dir="/tmp") as name:
-        opened = {"zeromq": _zeromq, "http": _http, "vllm": _vllm}[kind]
-        async with opened(Path(name), tiny_model, scratch) as case:
-            yield case
-            await case.client.close()
+class Servers:
+    """Opens a server of each kind; the real vLLM, which takes long to start, is one for two kinds."""
 
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+        self._keys = RunKeys.create(directory / "keys")
+        self._vllm: Engine | None = None
 
-@asynccontextmanager
-async def _zeromq(directory: Path, tiny_model: Path, scratch: Path) -> AsyncIterator[LLMCase]:
-    def reply(token_ids: Any, sampling: SamplingParams) -> Any:
-        return _tokens(list(token_ids), sampling)
+    async def open(self, kind: str, tiny_model: Path, scratch: Path) -> LLMCase:
+        match kind:
+            case "zeromq":
+                return await self._behind_an_agent(ScriptedEngine(_reply, token_s=0.001), kind)
+            case "http":
+                fake = await self._stack.enter_async_context(serve_outside(self._directory / "outside.sock"))
 
-    async with open_site(directory, ScriptedEngine(reply, token_s=0.001), slots=16) as site:
+                async def in_flight() -> int:
+                    return len(fake.in_flight)
 
+                return LLMCase(self._outside(fake.url, "policy"), self._client(), in_flight, 7)
+        if self._vllm is None:
+            self._vllm = (await self._stack.enter_async_context(open_case("vllm", tiny_model, scratch))).engine
+        if kind == "vllm-zeromq":
+            return await self._behind_an_agent(self._vllm, kind)
+        return self._before_vllm(self._vllm)
+
+    def _before_vllm(self, engine: Engine) -> LLMCase:
         async def in_flight() -> int:
-            return len(site.engine._running)
-
-        yield LLMCase(site.ref, site.worker(), in_flight, 0, site.engine)
-
-
-@asynccontextmanager
-async def _http(directory: Path, tiny_model: Path, scratch: Path) -> AsyncIterator[LLMCase]:
-    async with serve_outside(directory / "outside.sock") as fake:
-
-        async def in_flight() -> int:
-            return len(fake.in_flight)
-
-        ref = ServerRef("outside", "elsewhere", "", "", url=fake.url, model="policy", weight_version=7)
-        yield LLMCase(ref, LLMClient("here", RunKeys.create(directory / "keys"), "worker-0"), in_flight, 7)
-
-
-@asynccontextmanager
-async def _vllm(directory: Path, tiny_model: Path, scratch: Path) -> AsyncIterator[LLMCase]:
-    async with open_case("vllm", tiny_model, scratch) as case:
-
-        async def in_flight() -> int:
-            load = await case.engine.load()
+            load = await engine.load()
             return load.running + load.waiting
 
-        url = f"unix:{case.engine._process.settings.socket}"  # type: ignore[attr-defined]
-        ref = ServerRef("outside", "elsewhere", "", "", url=url, model=MODEL_NAME, weight_version=7)
-        yield LLMCase(ref, LLMClient("here", RunKeys.create(directory / "keys"), "worker-0"), in_flight, 7, case.engine)
+        url = f"unix:{engine._process.settings.socket}"  # type: ignore[attr-defined]
+        return LLMCase(self._outside(url, MODEL_NAME), self._client(), in_flight, 7, engine)
+
+    async def _behind_an_agent(self, engine: Engine, name: str) -> LLMCase:
+        site = await self._stack.enter_async_context(
+            open_site(self._directory, engine, slots=16, name=name, keys=self._keys)
+        )
+
+        async def in_flight() -> int:
+            load = await engine.load()
+            return site.requests() + load.running + load.waiting
+
+        return LLMCase(site.ref, self._client(), in_flight, 0, engine)
+
+    def _client(self) -> LLMClient:
+        client = LLMClient("here", self._keys, "worker-0")
+        self._stack.push_async_callback(client.close)
+        return client
+
+    def _outside(self, url: str, model: str) -> ServerRef:
+        return ServerRef("outside", "elsewhere", "", "", url=url, model=model, weight_version=7)
+
+
+def _reply(token_ids: Any, sampling: SamplingParams) -> Any:
+    return _tokens(list(token_ids), sampling)

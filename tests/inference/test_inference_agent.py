@@ -201,7 +201,7 @@ class SlowToLoad(ScriptedEngine):
         await super().update_weights(update)
 
 
-async def replaced(site: Site, path: Path) -> Coordinator:
+async def replaced(site: Site[Any], path: Path) -> Coordinator:
     """The coordinator dies, and another one takes its place at ``path``."""
     site.coordinator.close()
     site.coordinator = Coordinator(site.keys, path)

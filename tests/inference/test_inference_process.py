@@ -42,10 +42,21 @@ class Run:
         self.runtime_root = directory
         self.directory = RunDirectory.create(config)
         self.keys = RunKeys.create(self.directory.keys)
-        self.door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, self.keys, directory / "c.sock")
         self.hellos: asyncio.Queue[tuple[bytes, InferenceHello]] = asyncio.Queue()
-        self._listening = asyncio.create_task(self._listen())
+        self._open_door(directory / "c.sock")
         self.process: asyncio.subprocess.Process | None = None
+
+    def _open_door(self, path: Path) -> None:
+        self.door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, self.keys, path)
+        self._listening = asyncio.create_task(self._listen())
+
+    def replace_coordinator(self) -> None:
+        """It dies; another one comes at another address, where it knows nobody."""
+        self._listening.cancel()
+        self.door.close()
+        self.hellos = asyncio.Queue()
+        self._open_door(self.runtime_root / "c2.sock")
+        self.coordinator_ready()
 
     async def _listen(self) -> None:
         async for peer, message in self.door.messages():
@@ -130,6 +141,19 @@ async def test_it_serves_and_ends_in_order_on_sigterm(runs: Any) -> None:
     assert await run.exit_status() == 0, run.log
     assert run.state.phase is Phase.ENDED
     assert not Path(hello.server.ipc.removeprefix("ipc://")).exists()
+
+
+async def test_it_follows_a_coordinator_that_was_started_elsewhere(runs: Any) -> None:
+    run = runs(EngineConfig(kind="scripted"))
+    run.coordinator_ready()
+    await run.start()
+    _, first = await run.hello()
+    await run.hello()
+    run.replace_coordinator()
+    peer, second = await run.hello()
+    assert isinstance(second, InferenceHello) and second == first
+    await run.door.send(peer, Shutdown("done"))
+    assert await run.exit_status() == 0, run.log
 
 
 async def test_shutdown_ends_it_too(runs: Any) -> None:

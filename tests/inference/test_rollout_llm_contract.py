@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from engine_cases import PROMPT
 from fake_vllm import CONTEXT
-from rollout_llm_cases import LLMCase, open_llm
+from rollout_llm_cases import LLMCase, Servers
 from waiting import until
 
 from prorl_hpc.messages.errors import InferenceError
@@ -20,15 +22,26 @@ from prorl_hpc.messages.rollout import SamplingParams
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+VLLM = [pytest.mark.vllm, pytest.mark.slow]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def servers() -> AsyncIterator[Servers]:
+    with tempfile.TemporaryDirectory(prefix="prorl-", dir="/tmp") as directory:
+        async with AsyncExitStack() as stack:
+            yield Servers(Path(directory), stack)
+
+
 @pytest_asyncio.fixture(
     scope="session",
     loop_scope="session",
-    params=["zeromq", "http", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])],
+    params=["zeromq", "http", pytest.param("vllm-zeromq", marks=VLLM), pytest.param("vllm-http", marks=VLLM)],
 )
-async def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LLMCase]:
-    model = request.getfixturevalue("tiny_model") if request.param == "vllm" else Path()
-    async with open_llm(request.param, model, tmp_path_factory.mktemp("scratch")) as opened:
-        yield opened
+async def case(
+    request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LLMCase]:
+    model = request.getfixturevalue("tiny_model") if request.param.startswith("vllm") else Path()
+    yield await servers.open(request.param, model, tmp_path_factory.mktemp("scratch"))
 
 
 def no_trouble(server_id: str, message: str) -> None:

@@ -47,7 +47,7 @@ class Bench:
         self.troubles: list[tuple[str, str]] = []
         self._stack = stack
 
-    async def server(self, name: str, reply: Any = endless) -> Site:
+    async def server(self, name: str, reply: Any = endless) -> Site[Restarting]:
         engine = Restarting(reply, token_s=0.001)
         return await self._stack.enter_async_context(open_site(self.directory, engine, name=name, keys=self.keys))
 
@@ -240,6 +240,22 @@ async def test_a_server_started_anew_has_forgotten_and_may_be_asked_again(bench:
     assert "started anew" in bench.troubles[0][1] or "pings" in bench.troubles[0][1]
     llm.move(new.ref)
     assert (await task).token_ids == [9]
+
+
+async def test_a_lost_line_is_ended_and_another_takes_its_place(bench: Bench) -> None:
+    server = await bench.server("a")
+    llm = bench.rollout(server.ref)
+    task = start(llm)
+    await until(lambda: server.in_engine() == 1)
+    await server.die()
+    await bench.told(1)
+    (lost,) = bench.client._lines.values()
+    llm.move(None)
+    await asyncio.gather(task, return_exceptions=True)
+    revived = await bench.server("a", counting(9))
+    assert (await bench.rollout(revived.ref).generate([1], SHORT)).token_ids == [9]
+    await until(lambda: all(work.done() for work in lost._tasks))
+    assert lost not in bench.client._lines.values()
 
 
 async def test_moved_to_a_server_outside_and_back(bench: Bench) -> None:

@@ -15,6 +15,7 @@ import pytest
 from waiting import until
 
 from prorl_hpc.config.schema import EngineConfig
+from prorl_hpc.inference.protocol import ServerDown
 from prorl_hpc.inference.vllm_engine import VllmEngine
 from prorl_hpc.inference.vllm_process import VllmProcess, group_alive
 from prorl_hpc.inference.vllm_settings import VllmSettings
@@ -132,9 +133,9 @@ async def test_a_death_fails_what_is_in_flight_and_is_followed_by_a_restart(benc
     waiting = asyncio.create_task(ask(engine, first=777))
     await asyncio.sleep(0)
     for first in (666, 777):
-        with pytest.raises(InferenceError, match="illegal memory access"):
+        with pytest.raises(ServerDown, match="illegal memory access"):
             await (waiting if first == 777 else ask(engine, first))
-    with pytest.raises(InferenceError):
+    with pytest.raises(ServerDown):
         await engine.load()
     first_pid = bench.processes[0].pid
     await until(lambda: len(bench.processes) == 2 and engine.serving)

@@ -65,8 +65,8 @@ from prorl_hpc.observe.rollout_columns import (
 
 __all__ = ["SCHEMA", "GroupPlace", "RolloutFile", "RolloutStore", "StoredRollout", "read_rollouts"]
 
-ROW_GROUP_ROLLOUTS = 64
-ROW_GROUP_TOKENS = 1_000_000
+ROW_GROUP_ROLLOUTS = 256
+ROW_GROUP_TOKENS = 250_000
 """A row group is what reading one rollout back reads."""
 
 

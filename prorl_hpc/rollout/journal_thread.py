@@ -61,7 +61,7 @@ class JournalThread(Generic[D, I]):
     """``D``: the database as the work sees it; ``I``: the items that are written many at once.
 
     ``committed`` is called on the loop after every commit, with what ``newest`` said then, before the callers are
-    answered; ``failed`` once, when the journal fails.
+    answered; ``failed`` when the journal fails, before the callers are told.
     """
 
     def __init__(
@@ -137,8 +137,7 @@ class JournalThread(Generic[D, I]):
         try:
             last = self._serve(database)
         except Exception as error:
-            failure = RunError(f"the journal cannot be written: {error}. Free space for the run directory, then resume")
-            failure.__cause__ = error
+            failure = _failure(error)
             self._tell(partial(self._failed, failure))
             self._refuse(failure)
             return
@@ -193,9 +192,10 @@ class JournalThread(Generic[D, I]):
             if writes:
                 connection.execute("COMMIT")
         except Exception as error:
-            failure = RunError(f"the journal cannot be written: {error}")
+            failure = _failure(error)
+            self._tell(partial(self._failed, failure))
             self._tell(partial(_answer, [(op.future, None, failure) for op in ops if op.future is not None]))
-            raise
+            raise failure from error
         return answers
 
     def _do_call(self, database: D, call: _Call[D]) -> _Answer:
@@ -234,6 +234,14 @@ def _pieces(ops: list[_Call[D] | _Item[I]]) -> Iterator[_Call[D] | list[_Item[I]
             yield op
     if piece:
         yield piece
+
+
+def _failure(error: Exception) -> RunError:
+    if isinstance(error, RunError):
+        return error
+    failure = RunError(f"the journal cannot be written: {error}. Free space in the run directory, then resume")
+    failure.__cause__ = error
+    return failure
 
 
 def _answer(answers: list[_Answer]) -> None:

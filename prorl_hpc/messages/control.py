@@ -177,7 +177,7 @@ class StageFinished(msgspec.Struct, frozen=True, tag=True):
     stage: Stage
     failure: Failure | None = None
     timed_out: bool = False
-    trajectory: msgspec.Raw | None = None
+    trajectory: bytes | None = None
     reward: float | None = None
     metrics: dict[str, float] = {}
     busy_s: float = 0.0
@@ -188,7 +188,7 @@ class Discarded(msgspec.Struct, frozen=True, tag=True):
 
     worker_id: str
     rollout_id: str
-    trajectory: msgspec.Raw | None = None
+    trajectory: bytes | None = None
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):

@@ -68,7 +68,11 @@ class RolloutContext:
 
 class AgentHandler(Protocol):
     """One task, constructed with its TaskConfig. Instances are made once per worker and shared by its
-    rollouts: keep no state in them beyond the configuration."""
+    rollouts: keep no state in them beyond the configuration.
+
+    A handler may have the class attribute ``eval_in_fresh_sandbox = True``: then the sandbox is stopped after RUN, and
+    EVAL finds a newly started one in its context, which nothing that the policy did has touched. What EVAL needs of
+    the old one (a patch, say) RUN puts into ``context.notes``. Without the attribute EVAL gets RUN's sandbox."""
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
         """The built-in dataset: ``size`` rows of ``split`` (train or heldout), the same for the same arguments.
@@ -90,3 +94,8 @@ class AgentHandler(Protocol):
     async def eval(self, context: RolloutContext) -> Evaluation:
         """Score; the truth comes from the row, never from the sandbox's word alone."""
         ...
+
+
+def wants_fresh_sandbox(handler: AgentHandler) -> bool:
+    """Whether EVAL is to get a sandbox of its own."""
+    return bool(getattr(handler, "eval_in_fresh_sandbox", False))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from prorl_hpc.messages.codec import read_json
@@ -61,6 +61,10 @@ class AgentLine(Generic[T]):
 
     async def send(self, message: Any) -> None:
         await self._line.send(message)
+
+    async def send_many(self, messages: Iterable[Any]) -> None:
+        """In order."""
+        await self._line.send_many(messages)
 
     async def messages(self) -> AsyncIterator[T]:
         """Orders, for ever; Welcomes are not among them. TransportError on a message that does not decode: the two

@@ -9,13 +9,14 @@ from collections.abc import Callable
 
 from prorl_hpc.config.schema import ProrlConfig, RolloutConfig, TaskConfig
 from prorl_hpc.messages.control import (
+    Acknowledge,
     CoordinatorToWorker,
     Discard,
-    Discarded,
+    Draining,
     Goodbye,
+    MoveRun,
     Pools,
     Shutdown,
-    StageFinished,
     StartEval,
     StartInit,
     StartRun,
@@ -28,11 +29,13 @@ from prorl_hpc.tasks.protocol import AgentHandler
 from prorl_hpc.tasks.registry import BUILT_IN, get_handler
 from prorl_hpc.transport.agent_line import AgentLine
 from prorl_hpc.transport.keys import RunKeys
-from prorl_hpc.worker.stages import LLMSource, Policy, StageRunner
+from prorl_hpc.worker.llms import LLMSource
+from prorl_hpc.worker.outbox import Outbox
+from prorl_hpc.worker.stages import Policy, StageRunner
 
 log = logging.getLogger(__name__)
 
-STOP_WITHIN_S = 3.0
+STOP_WITHIN_S = 1.5
 """How long stages and sandboxes have to end in order when the worker ends."""
 
 
@@ -55,7 +58,8 @@ class Handlers:
 
 
 class Worker:
-    """``run`` returns when the worker was told to stop, and raises what ends it otherwise."""
+    """``run`` returns when the worker was told to stop, and raises what ends it otherwise. A Shutdown ends it at once;
+    ``stop`` lets it drain first."""
 
     def __init__(
         self,
@@ -73,7 +77,10 @@ class Worker:
         self._node = node
         self._pools = pools_of(config.rollout)
         self._runtime = runtime
-        self._stages = StageRunner(worker_id, runtime, llms, policy, Handlers(config.task), self._report)
+        self._drain_s = config.rollout.drain_s
+        self._outbox = Outbox()
+        move = config.rollout.when_server_lost == "move"
+        self._stages = StageRunner(worker_id, runtime, llms, policy, Handlers(config.task), self._outbox, move=move)
         self._line: AgentLine[CoordinatorToWorker] = AgentLine(
             CoordinatorToWorker,
             keys,
@@ -89,16 +96,15 @@ class Worker:
         parts = [
             asyncio.create_task(self._obey(), name="orders"),
             asyncio.create_task(self._line.watch(self._hello, self._load), name="heartbeat"),
+            asyncio.create_task(self._outbox.deliver(self._line.send_many), name="reports"),
             asyncio.create_task(self._told_to_stop(stop), name="stop"),
         ]
         welcome = asyncio.create_task(self._greet(on_welcome))
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            reason = next((task.result() for task in done if task.exception() is None), None)
-            if reason is None:
-                raise next(error for task in done if (error := task.exception()) is not None)
-            log.info("stopping: %s", reason)
-            return str(reason)
+            reasons = [task.result() for task in done]  # raises what ended a part
+            log.info("stopping: %s", reasons[0])
+            return str(reasons[0])
         finally:
             for task in (*parts, welcome):
                 task.cancel()
@@ -117,8 +123,12 @@ class Worker:
                     self._stages.start_run(order)
                 case StartEval():
                     self._stages.start_eval(order)
+                case MoveRun():
+                    self._stages.move_run(order)
                 case Discard():
                     self._stages.discard(order)
+                case Acknowledge():
+                    self._outbox.acknowledge(order.rollout_ids)
                 case Shutdown():
                     return f"the coordinator ends the run: {order.reason}"
                 case _:
@@ -126,8 +136,16 @@ class Worker:
         raise RunError("the line to the coordinator ended")
 
     async def _told_to_stop(self, stop: asyncio.Event) -> str:
+        """Drain: what runs may end and be acknowledged, for ``rollout.drain_s``."""
         await stop.wait()
-        await self._line.send(Goodbye(self._worker_id))
+        self._outbox.say(Draining(self._worker_id))
+        try:
+            async with asyncio.timeout(self._drain_s):
+                while not self._stages.settled:  # noqa: ASYNC110  (changes on every report, order and cancellation)
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            log.info("what runs after %g s of draining is to be done elsewhere", self._drain_s)
+        await self._line.send_many([*self._outbox.take(), Goodbye(self._worker_id)])
         return "told to stop"
 
     async def _greet(self, on_welcome: Callable[[], None]) -> None:
@@ -144,10 +162,8 @@ class Worker:
                 "%d sandboxes on %s did not stop within %g s", self._stages.sandboxes, self._node, STOP_WITHIN_S
             )
 
-    async def _report(self, message: StageFinished | Discarded) -> None:
-        await self._line.send(message)
-
     def _hello(self) -> WorkerHello:
+        self._outbox.drop_reports()
         return WorkerHello(self._worker_id, self._node, self._pools, self._runtime.description, self._stages.held)
 
     async def _load(self) -> WorkerLoad:
@@ -156,4 +172,10 @@ class Worker:
 
 def pools_of(rollout: RolloutConfig) -> Pools:
     """The worker's slots, from group ``rollout``."""
-    return Pools(init=rollout.init_slots, ready=rollout.ready_slots, run=rollout.run_slots, eval=rollout.eval_slots)
+    return Pools(
+        init=rollout.init_slots,
+        ready=rollout.ready_slots,
+        run=rollout.run_slots,
+        eval=rollout.eval_slots,
+        coupled=rollout.coupled,
+    )

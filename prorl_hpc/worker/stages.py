@@ -1,7 +1,8 @@
 """The rollouts that live on this worker: one sandbox and at most one running stage each.
 
-Invariants: every started stage is reported exactly once, by StageFinished or, if it was discarded, by
-Discarded; a rollout's sandbox is freed after EVAL, after any failure and on discard, whatever raised.
+Invariants: every started stage is reported exactly once, by StageFinished or, if it was discarded, by Discarded (a
+Hello may repeat reports); an attempt's sandbox is freed after EVAL, after any failure and on discard, whatever raised,
+and after RUN if the task is scored in a fresh one; a Discard is answered within a second, whatever the stage does.
 """
 
 from __future__ import annotations
@@ -11,29 +12,38 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.agents.conversation import TokenConversation
-from prorl_hpc.messages.control import Discard, Discarded, ServerRef, StageFinished, StartEval, StartInit, StartRun
+from prorl_hpc.messages.control import (
+    Discard,
+    Discarded,
+    Held,
+    MoveRun,
+    ServerTrouble,
+    StageFinished,
+    StartEval,
+    StartInit,
+    StartRun,
+)
+from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutSpec, Stage
-from prorl_hpc.messages.trajectory import Trajectory
 from prorl_hpc.sandbox.protocol import Runtime, Sandbox, SandboxSpec
-from prorl_hpc.tasks.protocol import LLM, AgentHandler, Evaluation, RolloutContext
+from prorl_hpc.tasks.protocol import LLM, AgentHandler, Evaluation, RolloutContext, wants_fresh_sandbox
+from prorl_hpc.worker.attempt import Attempt, reported_trajectory
 from prorl_hpc.worker.failures import failure_of, timeout_of
+from prorl_hpc.worker.llms import LLMSource
+from prorl_hpc.worker.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
-_CANCEL_PATIENCE_S = 2.0
+_CANCEL_PATIENCE_S = 0.4
 """How long a cancelled stage may take to end before its sandbox is taken away under it."""
-
-
-class LLMSource(Protocol):
-    """Gives each rollout its LLM (inference.client.LLMClient)."""
-
-    def for_rollout(self, server: ServerRef, rollout_id: str, priority: int) -> LLM: ...
+_STOP_PATIENCE_S = 0.4
+"""How long that sandbox may take to stop before its attempt is called discarded; it is stopped nevertheless."""
 
 
 @dataclass(frozen=True)
@@ -56,27 +66,8 @@ class Policy:
         )
 
 
-@dataclass
-class _Held:
-    """One rollout on this worker."""
-
-    spec: RolloutSpec
-    handler: AgentHandler | None = None
-    sandbox: Sandbox | None = None
-    context: RolloutContext | None = None
-    evaluation: Evaluation | None = None
-    discarded: bool = False
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
-
-    @property
-    def trajectory(self) -> Trajectory | None:
-        if self.context is None or self.context.conversation is None:
-            return None
-        return self.context.conversation.trajectory
-
-
 class StageRunner:
-    """Runs stages as asyncio tasks and reports through ``report``."""
+    """Runs stages as asyncio tasks and reports through ``outbox``."""
 
     def __init__(
         self,
@@ -85,120 +76,168 @@ class StageRunner:
         llms: LLMSource,
         policy: Policy,
         handler_for: Callable[[str], AgentHandler],
-        report: Callable[[StageFinished | Discarded], Awaitable[None]],
+        outbox: Outbox,
+        *,
+        move: bool = True,
     ) -> None:
-        """``handler_for`` gives a task's handler; what it raises fails the rollout's INIT."""
+        """``handler_for`` gives a task's handler; what it raises fails the rollout's INIT. ``move``: a RUN whose server
+        does not answer asks the coordinator for another one."""
         self._worker_id = worker_id
         self._runtime = runtime
         self._llms = llms
         self._policy = policy
         self._handler_for = handler_for
-        self._report = report
-        self._held: dict[str, _Held] = {}
+        self._outbox = outbox
+        self._move = move
+        self._attempts: dict[str, Attempt] = {}
         self._sandboxes: set[str] = set()
         self._numbers = itertools.count()
-        self._background: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def held(self) -> list[str]:
-        """Ids of the rollouts that live here."""
-        return sorted(self._held)
+    def held(self) -> list[Held]:
+        """All that lives here, and what ended here and was not acknowledged."""
+        living = [attempt.held() for _, attempt in sorted(self._attempts.items())]
+        return [*living, *self._outbox.unacknowledged]
 
     @property
     def sandboxes(self) -> int:
         """Sandboxes that run, or are still being stopped."""
         return len(self._sandboxes)
 
+    @property
+    def settled(self) -> bool:
+        """No stage runs or is about to score what RUN has made, and all that ended here was acknowledged."""
+        working = any(attempt.running or attempt.awaits_eval for attempt in self._attempts.values())
+        return not working and not self._outbox.unacknowledged
+
     # orders
 
     def start_init(self, order: StartInit) -> None:
         rollout_id = order.spec.rollout_id
-        old = self._held.pop(rollout_id, None)
+        self._outbox.forget(rollout_id)
+        old = self._attempts.pop(rollout_id, None)
         if old is not None:
             log.warning("%s is started anew: what is left of its earlier attempt is freed", rollout_id)
             self._spawn(self._end(old))
-        held = self._held[rollout_id] = _Held(order.spec)
-        self._start(held, Stage.INIT, order.budget_s, lambda: self._init(held))
+        attempt = self._attempts[rollout_id] = Attempt(order.spec)
+        self._start(attempt, Stage.INIT, order.budget_s, self._init)
 
     def start_run(self, order: StartRun) -> None:
-        held = self._idle(order.rollout_id, Stage.RUN)
-        if held is not None:
-            self._start(held, Stage.RUN, order.budget_s, lambda: self._run(held, order.server))
+        attempt = self._idle(order.rollout_id, Stage.RUN)
+        if attempt is not None:
+            attempt.server = order.server
+            self._start(attempt, Stage.RUN, order.budget_s, self._run)
 
     def start_eval(self, order: StartEval) -> None:
-        held = self._idle(order.rollout_id, Stage.EVAL)
-        if held is not None:
-            self._start(held, Stage.EVAL, order.budget_s, lambda: self._eval(held))
+        attempt = self._idle(order.rollout_id, Stage.EVAL)
+        if attempt is not None:
+            self._start(attempt, Stage.EVAL, order.budget_s, self._eval)
+
+    def move_run(self, order: MoveRun) -> None:
+        attempt = self._attempts.get(order.rollout_id)
+        if attempt is None or attempt.running is not Stage.RUN:
+            log.info("%s is to be moved, but its RUN is over", order.rollout_id)
+            return
+        attempt.server = order.server
+        if attempt.llm is not None:
+            attempt.llm.move(order.server)
 
     def discard(self, order: Discard) -> None:
-        """Cancel the rollout's stage at once, free its sandbox and answer Discarded."""
-        held = self._held.pop(order.rollout_id, None)
-        if held is not None:
-            held.discarded = True
-            if held.task is not None:
-                held.task.cancel()
-        self._spawn(self._discard(order.rollout_id, held))
+        """Cancel the attempt's stage at once, free its sandbox and answer Discarded."""
+        attempt = self._attempts.pop(order.rollout_id, None)
+        ended = self._outbox.forget(order.rollout_id)
+        if attempt is not None:
+            attempt.discarded = True
+            if attempt.task is not None:
+                attempt.task.cancel()
+            self._spawn(self._discard(attempt))
+        else:
+            trajectory = reported_trajectory(ended.reports) if ended is not None else None
+            self._outbox.say(Discarded(self._worker_id, order.rollout_id, trajectory))
 
     async def close(self) -> None:
         """End all stages and free all sandboxes, without reports."""
-        everything = list(self._held.values())
-        self._held.clear()
-        await asyncio.gather(*(self._end(held) for held in everything), *self._background, return_exceptions=True)
+        everything = list(self._attempts.values())
+        self._attempts.clear()
+        await asyncio.gather(*(self._end(attempt) for attempt in everything), return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # stages
 
-    async def _init(self, held: _Held) -> None:
-        held.handler = self._handler_for(held.spec.task)
-        held.handler.check_row(held.spec.row)
-        held.sandbox = await self._runtime.start(SandboxSpec(f"{self._worker_id}-{next(self._numbers)}"))
-        self._sandboxes.add(held.sandbox.sandbox_id)
-        held.context = RolloutContext(held.spec, held.sandbox)
-        await held.handler.init(held.context)
+    async def _init(self, attempt: Attempt) -> None:
+        attempt.handler = self._handler_for(attempt.spec.task)
+        attempt.handler.check_row(attempt.spec.row)
+        attempt.context = RolloutContext(attempt.spec, await self._start_sandbox(attempt))
+        await attempt.handler.init(attempt.context)
 
-    async def _run(self, held: _Held, server: ServerRef) -> None:
-        assert held.handler is not None and held.context is not None, "RUN comes after INIT"
-        spec = held.spec
-        llm = self._llms.for_rollout(server, spec.rollout_id, spec.priority)
-        held.context.conversation = self._policy.converse(spec, llm)
-        await held.handler.run(held.context)
+    async def _run(self, attempt: Attempt) -> None:
+        assert attempt.handler is not None and attempt.context is not None, "RUN comes after INIT"
+        if attempt.server is None:
+            raise InferenceError("the LLM server was lost before RUN began, and no other takes over")
+        spec = attempt.spec
+        trouble = self._trouble_of(spec.rollout_id) if self._move else None
+        attempt.llm = self._llms.for_rollout(attempt.server, spec.rollout_id, spec.priority, trouble)
+        attempt.context.conversation = self._policy.converse(spec, attempt.llm)
+        await attempt.handler.run(attempt.context)
 
-    async def _eval(self, held: _Held) -> None:
-        assert held.handler is not None and held.context is not None, "EVAL comes after INIT"
-        scored = await held.handler.eval(held.context)
+    async def _eval(self, attempt: Attempt) -> None:
+        assert attempt.handler is not None and attempt.context is not None, "EVAL comes after INIT"
+        if attempt.sandbox is None:
+            attempt.context.sandbox = await self._start_sandbox(attempt)
+        scored = await attempt.handler.eval(attempt.context)
         numbers = {"reward": scored.reward, **scored.metrics}
         for name, value in numbers.items():
             if not math.isfinite(value):
-                raise ValueError(f"the task {held.spec.task} scored {name}={value}: expected a finite number")
-        held.evaluation = Evaluation(
+                raise ValueError(f"the task {attempt.spec.task} scored {name}={value}: expected a finite number")
+        attempt.evaluation = Evaluation(
             float(scored.reward), {name: float(value) for name, value in scored.metrics.items()}
         )
 
+    async def _start_sandbox(self, attempt: Attempt) -> Sandbox:
+        sandbox = await self._runtime.start(SandboxSpec(f"{self._worker_id}-{next(self._numbers)}"))
+        self._sandboxes.add(sandbox.sandbox_id)
+        attempt.sandbox = sandbox
+        return sandbox
+
+    def _trouble_of(self, rollout_id: str) -> Callable[[str, str], None]:
+        def trouble(server_id: str, message: str) -> None:
+            log.warning("%s: %s does not answer (%s)", rollout_id, server_id, message)
+            self._outbox.say(ServerTrouble(self._worker_id, rollout_id, server_id, message))
+
+        return trouble
+
     # machinery
 
-    def _idle(self, rollout_id: str, stage: Stage) -> _Held | None:
-        """The rollout if it is here and no stage of it runs; otherwise reports why not."""
-        held = self._held.get(rollout_id)
-        if held is None:
+    def _idle(self, rollout_id: str, stage: Stage) -> Attempt | None:
+        """The attempt if it is here and no stage of it runs; otherwise reports why not."""
+        attempt = self._attempts.get(rollout_id)
+        if attempt is None:
             failure = Failure(stage, FailureKind.INFRASTRUCTURE, f"{self._worker_id} does not hold {rollout_id}")
-            self._spawn(self._report(StageFinished(self._worker_id, rollout_id, stage, failure)))
+            report = StageFinished(self._worker_id, rollout_id, stage, failure)
+            self._outbox.keep(Held(rollout_id, [report]))
+            self._outbox.say(report)
             return None
-        if held.task is not None and not held.task.done():
-            log.error("%s was ordered for %s while another stage of it runs: ignored", stage, rollout_id)
+        if attempt.running is not None:
+            log.error("%s was ordered for %s while %s of it runs: ignored", stage, rollout_id, attempt.running)
             return None
-        return held
+        return attempt
 
-    def _start(self, held: _Held, stage: Stage, budget_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        held.task = asyncio.create_task(
-            self._stage(held, stage, budget_s, work), name=f"{held.spec.rollout_id}:{stage}"
-        )
+    def _start(
+        self, attempt: Attempt, stage: Stage, budget_s: float, work: Callable[[Attempt], Awaitable[None]]
+    ) -> None:
+        attempt.running = stage
+        attempt.task = self._spawn(self._stage(attempt, stage, budget_s, work))
 
-    async def _stage(self, held: _Held, stage: Stage, budget_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _stage(
+        self, attempt: Attempt, stage: Stage, budget_s: float, work: Callable[[Attempt], Awaitable[None]]
+    ) -> None:
         started = time.monotonic()
         failure: Failure | None = None
         clock = asyncio.timeout(budget_s)
         try:
             async with clock:
-                await work()
+                await work(attempt)
         except (Exception, SystemExit) as error:
             if isinstance(error, TimeoutError) and clock.expired():
                 failure = timeout_of(stage, budget_s)
@@ -206,57 +245,51 @@ class StageRunner:
                 failure = failure_of(stage, error)
                 # A traceback helps only where the fault is in a task's code.
                 trace = error if failure.kind is FailureKind.TASK else None
-                log.warning("%s failed in %s: %s", held.spec.rollout_id, stage, failure.message, exc_info=trace)
-        self._finish(held, stage, failure, clock.expired(), time.monotonic() - started)
+                log.warning("%s failed in %s: %s", attempt.rollout_id, stage, failure.message, exc_info=trace)
+        # No await between the stage's end and its report: a discard finds the stage either running or reported.
+        if not attempt.discarded:
+            self._report(attempt, stage, failure, clock.expired(), time.monotonic() - started)
+            if failure is not None or stage is Stage.EVAL or (stage is Stage.RUN and _is_scored_afresh(attempt)):
+                await self._free(attempt)
 
-    def _finish(self, held: _Held, stage: Stage, failure: Failure | None, timed_out: bool, busy_s: float) -> None:
-        """No await between the stage's end and this: a discard finds the stage either running or reported."""
-        if held.discarded:
-            return
-        scored = held.evaluation if stage is Stage.EVAL and failure is None else None
-        message = StageFinished(
+    def _report(self, attempt: Attempt, stage: Stage, failure: Failure | None, timed_out: bool, busy_s: float) -> None:
+        scored = attempt.evaluation if stage is Stage.EVAL and failure is None else None
+        report = StageFinished(
             self._worker_id,
-            held.spec.rollout_id,
+            attempt.rollout_id,
             stage,
             failure,
             timed_out and failure is not None,
-            held.trajectory if stage is Stage.RUN else None,
+            attempt.trajectory() if stage is Stage.RUN else None,
             scored.reward if scored else None,
             scored.metrics if scored else {},
             busy_s,
         )
-        held.task = None
-        over = failure is not None or stage is Stage.EVAL
-        if over:
-            self._held.pop(held.spec.rollout_id, None)
-        self._spawn(self._report_and_free(message, held if over else None))
+        attempt.reports.append(report)
+        attempt.running = attempt.task = attempt.llm = None
+        if failure is not None or stage is Stage.EVAL:
+            del self._attempts[attempt.rollout_id]
+            self._outbox.keep(attempt.held())
+        self._outbox.say(report)
 
-    async def _report_and_free(self, message: StageFinished, held: _Held | None) -> None:
-        try:
-            await self._report(message)
-        finally:
-            if held is not None:
-                await self._free(held)
+    async def _discard(self, attempt: Attempt) -> None:
+        await self._end(attempt)
+        self._outbox.say(Discarded(self._worker_id, attempt.rollout_id, attempt.trajectory()))
 
-    async def _discard(self, rollout_id: str, held: _Held | None) -> None:
-        trajectory: Trajectory | None = None
-        if held is not None:
-            await self._end(held)
-            trajectory = held.trajectory
-        await self._report(Discarded(self._worker_id, rollout_id, trajectory))
-
-    async def _end(self, held: _Held) -> None:
-        """Cancel the stage that runs, if any, then free the sandbox."""
-        held.discarded = True
-        if held.task is not None:
-            held.task.cancel()
-            _, pending = await asyncio.wait({held.task}, timeout=_CANCEL_PATIENCE_S)
+    async def _end(self, attempt: Attempt) -> None:
+        """Cancel the stage that runs, if any, and free the sandbox; takes no longer than the two patiences."""
+        attempt.discarded = True
+        if attempt.task is not None:
+            attempt.task.cancel()
+            _, pending = await asyncio.wait({attempt.task}, timeout=_CANCEL_PATIENCE_S)
             if pending:
-                log.error("%s does not end when cancelled: its sandbox is stopped under it", held.spec.rollout_id)
-        await self._free(held)
+                log.error("%s does not end when cancelled: its sandbox is stopped under it", attempt.rollout_id)
+                self._tasks.discard(attempt.task)  # nobody waits for it any more
+        if attempt.sandbox is not None:
+            await asyncio.wait({self._spawn(self._free(attempt))}, timeout=_STOP_PATIENCE_S)
 
-    async def _free(self, held: _Held) -> None:
-        sandbox, held.sandbox = held.sandbox, None
+    async def _free(self, attempt: Attempt) -> None:
+        sandbox, attempt.sandbox = attempt.sandbox, None
         if sandbox is None:
             return
         try:
@@ -264,14 +297,14 @@ class StageRunner:
             self._sandboxes.discard(sandbox.sandbox_id)
         except Exception:
             # Not the rollout's fault any more; Runtime.close tries again at the end.
-            log.exception("the sandbox %s of %s did not stop", sandbox.sandbox_id, held.spec.rollout_id)
+            log.exception("the sandbox %s of %s did not stop", sandbox.sandbox_id, attempt.rollout_id)
 
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background_done)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    def _background_done(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a report could not be sent", exc_info=task.exception())
+
+def _is_scored_afresh(attempt: Attempt) -> bool:
+    return attempt.handler is not None and wants_fresh_sandbox(attempt.handler)

@@ -34,6 +34,7 @@ def config() -> ProrlConfig:
     config = ProrlConfig()
     config.task.name = "staged_task:StagedTask"
     config.rollout.heartbeat_s = 0.05
+    config.rollout.drain_s = 0.3
     return config
 
 

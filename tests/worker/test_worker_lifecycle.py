@@ -11,6 +11,7 @@ from worker_bench import PATIENCE_S, Bench, FakeCoordinator
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.control import Goodbye, Pools, Shutdown, WorkerHello, WorkerLoad
 from prorl_hpc.messages.errors import ConfigError, RunError
+from prorl_hpc.messages.rollout import Stage
 from prorl_hpc.transport.keys import RunKeys
 from prorl_hpc.worker.agent import Handlers
 
@@ -52,13 +53,6 @@ class TestSilence:
         config.rollout.lost_after_s = 1.0
         return config
 
-    async def test_hello_again_names_what_is_held(self, bench: Bench) -> None:
-        await bench.coordinator.expect(WorkerHello)
-        await bench.init("r1")
-        again = await bench.coordinator.expect(WorkerHello)
-        assert again.held == ["r1"]
-        assert len(bench.sandboxes) == 1
-
     async def test_a_lost_coordinator_ends_the_worker_with_the_reason(self, bench: Bench) -> None:
         await bench.coordinator.expect(WorkerHello)
         await bench.init("r1")
@@ -83,7 +77,8 @@ class TestReturn:
         await bench.coordinator.close()
         successor = FakeCoordinator(keys, tmp_path / "other.sock", 0.05)
         bench.coordinator.endpoint = successor.endpoint
-        assert (await successor.expect(WorkerHello)).held == ["r1"]
+        [held] = (await successor.expect(WorkerHello)).held
+        assert (held.rollout_id, [r.stage for r in held.reports], held.running) == ("r1", [Stage.INIT], None)
         bench.coordinator = successor
         assert (await bench.run("r1")).failure is None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from worker_bench import SERVER, Bench
+from worker_bench import SERVER, Bench, trajectory_of
 
 from prorl_hpc.messages.control import Discard, Discarded, StageFinished, StartEval, StartRun, WorkerHello
 from prorl_hpc.messages.rollout import FailureKind, Stage
@@ -14,6 +14,12 @@ STAGES = list(Stage)
 @pytest.fixture(autouse=True)
 async def welcomed(bench: Bench) -> None:
     await bench.coordinator.expect(WorkerHello)
+
+
+def trained_tokens(report: StageFinished | Discarded) -> int:
+    trajectory = trajectory_of(report)
+    assert trajectory is not None
+    return trajectory.num_trained_tokens
 
 
 async def advance(bench: Bench, rollout_id: str, stage: Stage) -> StageFinished:
@@ -36,7 +42,7 @@ async def test_a_rollout_through_all_stages(bench: Bench) -> None:
     assert len(bench.sandboxes) == 1
     run = await bench.run("r1")
     assert (run.stage, run.failure, run.reward) == (Stage.RUN, None, None)
-    assert run.trajectory is not None and run.trajectory.num_trained_tokens > 0
+    assert trained_tokens(run) > 0
     assert bench.llms.asked == [("server-0", "r1", 7)]
     scored = await bench.eval("r1")
     assert (scored.failure, scored.reward, scored.metrics) == (None, 0.75, {"length": 5.0})
@@ -71,7 +77,7 @@ async def test_failures_carry_their_stage_and_kind(
     assert not done.timed_out
     assert done.reward is None
     if stage is Stage.RUN:
-        assert done.trajectory is not None and done.trajectory.num_trained_tokens > 0
+        assert trained_tokens(done) > 0
     await bench.until_no_sandbox_runs()
 
 
@@ -84,7 +90,7 @@ async def test_a_stage_that_uses_up_its_budget_is_timed_out(bench: Bench, stage:
         await bench.init("r1", **row)
         if stage is Stage.RUN:
             done = await bench.run("r1", 0.3)
-            assert done.trajectory is not None and done.trajectory.num_trained_tokens > 0
+            assert trained_tokens(done) > 0
         else:
             await bench.run("r1")
             done = await bench.eval("r1", 0.05)

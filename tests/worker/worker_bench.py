@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from prorl_hpc.messages.control import (
+    Acknowledge,
     AgentToCoordinator,
+    Discarded,
     ServerRef,
     StageFinished,
     StartEval,
     StartInit,
     StartRun,
     Welcome,
+    WorkerHello,
+    WorkerLoad,
 )
-from prorl_hpc.messages.rollout import RolloutSpec
+from prorl_hpc.messages.errors import InferenceError
+from prorl_hpc.messages.inference import Completion
+from prorl_hpc.messages.rollout import RolloutSpec, SamplingParams, Stage
+from prorl_hpc.messages.trajectory import Trajectory
 from prorl_hpc.sandbox.fake import FakeRuntime
 from prorl_hpc.tasks.protocol import LLM
 from prorl_hpc.transport.channels import RouterDoor
 from prorl_hpc.transport.keys import RunKeys
 
 M = TypeVar("M")
+_trajectory = msgspec.msgpack.Decoder(Trajectory)
 PATIENCE_S = 20.0
 SERVER = ServerRef("server-0", "node-a", "ipc:///none", "")
 
 
+def trajectory_of(report: StageFinished | Discarded) -> Trajectory | None:
+    """What the coordinator never looks into."""
+    return None if report.trajectory is None else _trajectory.decode(report.trajectory)
+
+
+def is_last(report: StageFinished) -> bool:
+    return report.failure is not None or report.stage is Stage.EVAL
+
+
 class FakeCoordinator:
-    """Welcomes agents and keeps what they say. ``mute`` makes it deaf and dumb."""
+    """Welcomes the worker and keeps what it says. ``mute`` makes it deaf and dumb; without ``knows`` it answers
+    heartbeats as one that was started anew, or has given the worker up. ``acknowledges``: last reports, at once."""
 
     def __init__(self, keys: RunKeys, ipc_path: Path, heartbeat_s: float) -> None:
         self._door: RouterDoor[Any] = RouterDoor(AgentToCoordinator, keys, ipc_path)
@@ -38,6 +59,8 @@ class FakeCoordinator:
         self._reader = asyncio.create_task(self._read())
         self.endpoint = self._door.ipc
         self.mute = False
+        self.knows = False
+        self.acknowledges = True
         self.log: list[Any] = []
 
     async def _read(self) -> None:
@@ -47,8 +70,12 @@ class FakeCoordinator:
             self._peer = peer
             self.log.append(message)
             self._heard.put_nowait(message)
-            if type(message).__name__ == "WorkerHello":
-                await self._door.send(peer, Welcome("run-0", self._heartbeat_s))
+            if isinstance(message, WorkerHello):
+                self.knows = True
+            if isinstance(message, WorkerHello | WorkerLoad):
+                await self._door.send(peer, Welcome("run-0", self._heartbeat_s, self.knows))
+            if isinstance(message, StageFinished) and self.acknowledges and is_last(message):
+                await self._door.send(peer, Acknowledge([message.rollout_id]))
 
     async def expect(self, type_: type[M]) -> M:
         """The next message of this type; others before it are passed over."""
@@ -65,21 +92,48 @@ class FakeCoordinator:
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         self._door.close()
-        # The door's ZAP task ends in the next turns of the loop, and takes its file descriptor's reader along.
-        for _ in range(10):
-            await asyncio.sleep(0)
+
+
+class FakeRolloutLLM:
+    """Asks ``llm``, unless its server is ``down``: then it tells of the trouble and waits to be moved."""
+
+    def __init__(self, llms: FakeLLMs, server: ServerRef, trouble: Callable[[str, str], None] | None) -> None:
+        self._llms = llms
+        self._server: ServerRef | None = server
+        self._trouble = trouble
+        self._moved = asyncio.Event()
+
+    async def generate(self, token_ids: Sequence[int], sampling: SamplingParams) -> Completion:
+        while self._server is not None and self._server.server_id in self._llms.down:
+            if self._trouble is None:
+                raise InferenceError(f"{self._server.server_id} does not answer")
+            self._moved.clear()
+            self._trouble(self._server.server_id, "does not answer")
+            await self._moved.wait()
+        if self._server is None:
+            raise InferenceError("no other server")
+        self._llms.answered_by.append(self._server.server_id)
+        return await self._llms.llm.generate(token_ids, sampling)
+
+    def move(self, server: ServerRef | None) -> None:
+        self._server = server
+        self._moved.set()
 
 
 @dataclass
 class FakeLLMs:
-    """Gives every rollout the same scripted LLM."""
+    """Gives every rollout the same scripted LLM behind whatever server it is assigned to."""
 
     llm: LLM
     asked: list[tuple[str, str, int]] = field(default_factory=list)
+    down: set[str] = field(default_factory=set)
+    answered_by: list[str] = field(default_factory=list)
 
-    def for_rollout(self, server: ServerRef, rollout_id: str, priority: int) -> LLM:
+    def for_rollout(
+        self, server: ServerRef, rollout_id: str, priority: int, trouble: Callable[[str, str], None] | None
+    ) -> FakeRolloutLLM:
         self.asked.append((server.server_id, rollout_id, priority))
-        return self.llm
+        return FakeRolloutLLM(self, server, trouble)
 
 
 @dataclass

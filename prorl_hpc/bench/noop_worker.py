@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from prorl_hpc.agents.chat_format import ChatFormat
-from prorl_hpc.bench.timed_task import stage_delays_s
+from prorl_hpc.bench import timed_task
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.control import ServerRef
@@ -28,10 +29,12 @@ from prorl_hpc.transport.keys import RunKeys
 from prorl_hpc.worker.agent import Worker
 from prorl_hpc.worker.stages import Policy
 
+_LOOK_S = 0.02
+
 
 class WorkerRecord(msgspec.Struct, frozen=True):
-    """What one worker process saw. ``acknowledged_at``: time.monotonic() of the last Acknowledge, which all processes
-    of a Linux machine share; 0 if there was none."""
+    """What one worker process saw. ``acknowledged_at``: when it last had nothing left that was not acknowledged,
+    to 20 ms; by time.monotonic(), which all processes of a Linux machine share. 0 if there was never anything."""
 
     stage_delays_s: list[float]
     acknowledged: int
@@ -85,13 +88,39 @@ class NoRuntime:
 
 
 class NoLLM:
-    """Implements worker.stages.LLMSource and tasks.protocol.LLM: it must not be asked."""
+    """Implements worker.llms.LLMSource and MovableLLM: it must not be asked."""
 
-    def for_rollout(self, server: ServerRef, rollout_id: str, priority: int) -> NoLLM:
+    def for_rollout(
+        self, server: ServerRef, rollout_id: str, priority: int, trouble: Callable[[str, str], None] | None
+    ) -> NoLLM:
         return self
+
+    def move(self, server: ServerRef | None) -> None:
+        pass
 
     async def generate(self, token_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         raise InferenceError("the benches' task asks no LLM")
+
+
+class NoopWorker(Worker):
+    """Notes when the last report that it kept was acknowledged."""
+
+    all_acknowledged_at = 0.0
+
+    async def note_acknowledgements(self) -> None:
+        """For ever."""
+        kept = False
+        while True:
+            if self._outbox.unacknowledged:
+                kept = True
+            elif kept:
+                kept, self.all_acknowledged_at = False, time.monotonic()
+            await asyncio.sleep(_LOOK_S)
+
+    @property
+    def record(self) -> WorkerRecord:
+        acknowledged = timed_task.evaluations - len(self._outbox.unacknowledged)
+        return WorkerRecord(timed_task.stage_delays_s.tolist(), acknowledged, self.all_acknowledged_at)
 
 
 async def serve(process: Process) -> None:
@@ -100,7 +129,7 @@ async def serve(process: Process) -> None:
     waiting = process.wait_for("coordinator", config.run.start_timeout_s)
     if await unless_stopped(waiting, stop) is None:
         return
-    worker = Worker(
+    worker = NoopWorker(
         process.name,
         process.node,
         config,
@@ -110,12 +139,12 @@ async def serve(process: Process) -> None:
         Policy(ChatFormat.open(config.model.path), config.model.max_context_tokens, config.task.max_turn_tokens),
         lambda: find_coordinator(process),
     )
+    looking = asyncio.create_task(worker.note_acknowledgements())
     try:
         await worker.run(stop, process.ready)
     finally:
-        await asyncio.to_thread(
-            write_json, record_file(process.run, process.name), WorkerRecord(stage_delays_s.tolist())
-        )
+        looking.cancel()
+        write_json(record_file(process.run, process.name), worker.record)
 
 
 def main() -> int:

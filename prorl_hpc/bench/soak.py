@@ -8,7 +8,9 @@ job. At the end each id is counted on the stream, in the Parquet files and in th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,6 +21,7 @@ from prorl_hpc.bench.figures import Figure
 from prorl_hpc.bench.load_client import Load
 from prorl_hpc.bench.testbed import Testbed
 from prorl_hpc.bench.throughput import noop_pools
+from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import RolloutConfig
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import Status
@@ -200,6 +203,12 @@ def soak(plan: SoakPlan, say: Callable[[str], None]) -> SoakCount:
         count.in_files.update(files.column("rollout_id").to_pylist())
         count.in_journal.update(recorded_ids(bed.run))
         return count
+
+
+def recorded_ids(run: RunDirectory) -> list[str]:
+    """Of the journal's results; nobody may have it open."""
+    with contextlib.closing(sqlite3.connect(f"file:{run.journal_file}?mode=ro", uri=True)) as connection:
+        return [rollout_id for (rollout_id,) in connection.execute("SELECT rollout FROM results")]
 
 
 def figures(plan: SoakPlan, count: SoakCount) -> list[Figure]:

@@ -19,6 +19,9 @@ TASK_NAME = "prorl_hpc.bench.timed_task:TimedTask"
 stage_delays_s = array("d")
 """Seconds from the end of INIT to the start of RUN, and from the end of RUN to the start of EVAL, as they came."""
 
+evaluations = 0
+"""EVALs that ended in this process."""
+
 
 class TimedTask:
     """Implements tasks.protocol.AgentHandler. A row: ``id`` and, in seconds, ``init_s``, ``run_s``, ``eval_s``."""
@@ -41,7 +44,9 @@ class TimedTask:
         await self._stage(context, "run_s")
 
     async def eval(self, context: RolloutContext) -> Evaluation:
+        global evaluations
         await self._stage(context, "eval_s")
+        evaluations += 1
         return Evaluation(1.0)
 
     async def _stage(self, context: RolloutContext, name: str) -> None:

@@ -131,12 +131,12 @@ def check_weights(update: WeightUpdate) -> None:
 
 def check_server(server: OutsideServer, field: str = "$") -> None:
     _check(server, field)
-    url = urlsplit(server.url)
     try:
+        url = urlsplit(server.url)
         good = url.scheme == "unix" or bool(url.hostname and (url.port is None or url.port > 0))
     except ValueError:
-        good = False  # a port that is none
-    if not good or url.query or url.fragment:
+        good = False  # brackets or a port that are none
+    if not good or "?" in server.url or "#" in server.url:
         raise invalid(f"url is {server.url!r}: expected http(s)://host:port/v1 or unix:/path", f"{field}.url")
 
 

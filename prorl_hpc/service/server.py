@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -41,11 +42,12 @@ class HttpFace:
         tcp_host: str | None,
         token: str,
         process_timeout_s: float = PROCESS_TIMEOUT_S,
+        **app_settings: Any,
     ) -> None:
         """``tcp_host``: the address to listen on (port chosen by the system); None: no TCP.
         ``process_timeout_s``: what a job of /process may take in its stages (rollout.total_s); it is ended after
-        2 × this + 10 seconds."""
-        self._app = make_app(service, process_timeout_s=process_timeout_s)
+        2 × this + 10 seconds. ``app_settings``: the others of make_app."""
+        self._app = make_app(service, process_timeout_s=process_timeout_s, **app_settings)
         self._socket_path = socket_path
         self._tcp_host = tcp_host
         self._token = token

@@ -9,16 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import RolloutConfig
-from prorl_hpc.messages.batch import BatchResult
 from prorl_hpc.messages.control import (
+    Acknowledge,
     AgentToCoordinator,
     CoordinatorToInference,
     CoordinatorToWorker,
     Discard,
     Discarded,
     Goodbye,
+    Held,
     InferenceHello,
+    MoveRun,
     Pools,
     ServerLoad,
     ServerRef,
@@ -34,28 +39,23 @@ from prorl_hpc.messages.control import (
 from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutSpec, Stage
 from prorl_hpc.messages.trajectory import Segment, Trajectory
+from prorl_hpc.observe.rollout_store import RolloutStore
 from prorl_hpc.rollout.coordinator import Coordinator
+from prorl_hpc.rollout.journal import Journal
+from prorl_hpc.rollout.keepsakes import Keepsakes
 from prorl_hpc.service.client import RolloutClient
 from prorl_hpc.service.server import HttpFace
 from prorl_hpc.transport.channels import DealerLine, RouterDoor
 from prorl_hpc.transport.keys import RunKeys
 
-
-class FakeStore:
-    """Implements rollout.coordinator.BatchStore in memory."""
-
-    def __init__(self) -> None:
-        self.batches: dict[str, BatchResult] = {}
-
-    def write_batch(self, batch_id: str, result: BatchResult) -> Path:
-        self.batches[batch_id] = result
-        return Path(f"{batch_id}.parquet")
+TRAJECTORY = Trajectory([Segment([1, 2]), Segment([3], [-0.5], True, 0)])
+"""What every RUN of a FakeWorker gives."""
 
 
 @dataclass
 class FakeWorker:
     """Obeys orders at once. ``reward(spec)`` scores; ``breaks(spec, stage, attempt number)`` may return a failure;
-    RUN waits for ``may_run``. ``weight_versions`` are those of the servers that RUNs were given."""
+    RUN waits for ``may_run``, EVAL for ``may_eval``. ``unacknowledged``: last reports of attempts."""
 
     keys: RunKeys
     endpoint: str
@@ -65,13 +65,20 @@ class FakeWorker:
     pools: Pools = field(default_factory=Pools)
     specs: dict[str, RolloutSpec] = field(default_factory=dict)
     ran_on: dict[str, str] = field(default_factory=dict)
+    running: dict[str, Stage] = field(default_factory=dict)
+    servers: dict[str, ServerRef] = field(default_factory=dict)
+    reports: dict[str, list[StageFinished]] = field(default_factory=dict)
+    unacknowledged: dict[str, list[StageFinished]] = field(default_factory=dict)
+    hellos: int = 0
     discarded: list[str] = field(default_factory=list)
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
+    may_eval: asyncio.Event = field(default_factory=asyncio.Event)
     welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     shut_down: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.may_run.set()
+        self.may_eval.set()
         self._line: DealerLine[CoordinatorToWorker] = DealerLine(
             CoordinatorToWorker, self.keys, self.endpoint, self.worker_id
         )
@@ -84,6 +91,11 @@ class FakeWorker:
             async for message in self._line.messages():
                 if isinstance(message, Welcome):
                     self.welcomed.set()
+                    if not message.known:
+                        await self.hello()
+                elif isinstance(message, Acknowledge):
+                    for rollout_id in message.rollout_ids:
+                        self.unacknowledged.pop(rollout_id, None)
                 elif isinstance(message, Shutdown):
                     self.shut_down.set()
                 else:
@@ -91,7 +103,13 @@ class FakeWorker:
                     self._works.add(task)
 
     async def hello(self) -> None:
-        await self._line.send(WorkerHello(self.worker_id, "node", self.pools, "fake", sorted(self.specs)))
+        self.hellos += 1
+        held = [
+            Held(name, self.reports.get(name, []), self.running.get(name), self.servers.get(name))
+            for name in sorted(self.specs)
+        ]
+        held += [Held(name, reports) for name, reports in self.unacknowledged.items()]
+        await self._line.send(WorkerHello(self.worker_id, "node", self.pools, "fake", held))
 
     async def leave(self) -> None:
         await self._line.send(Goodbye(self.worker_id))
@@ -108,17 +126,27 @@ class FakeWorker:
         match order:
             case StartInit():
                 self.specs[order.spec.rollout_id] = order.spec
+                self.running[order.spec.rollout_id] = Stage.INIT
                 await self._finish(order.spec.rollout_id, Stage.INIT)
             case StartRun():
                 self.ran_on[order.rollout_id] = order.server.server_id
+                self.running[order.rollout_id] = Stage.RUN
+                self.servers[order.rollout_id] = order.server
                 await self.may_run.wait()
-                tokens = Trajectory([Segment([1, 2]), Segment([3], [-0.5], True, 0)])
+                tokens = msgspec.Raw(msgspec.msgpack.encode(TRAJECTORY))
                 await self._finish(order.rollout_id, Stage.RUN, trajectory=tokens)
+            case MoveRun():
+                self.ran_on[order.rollout_id] = order.server.server_id if order.server else ""
             case StartEval():
+                self.running[order.rollout_id] = Stage.EVAL
+                await self.may_eval.wait()
+                if order.rollout_id not in self.specs:
+                    return
                 reward = self.reward(self.specs[order.rollout_id])
                 await self._finish(order.rollout_id, Stage.EVAL, reward=reward, metrics={"turns": 2.0})
             case Discard():
-                self.specs.pop(order.rollout_id, None)
+                self._drop(order.rollout_id)
+                self.unacknowledged.pop(order.rollout_id, None)
                 self.discarded.append(order.rollout_id)
                 await self._line.send(Discarded(self.worker_id, order.rollout_id))
 
@@ -128,9 +156,18 @@ class FakeWorker:
         kind = self.breaks(self.specs[rollout_id], stage)
         if kind is not None:
             results = {"failure": Failure(stage, kind, "it broke"), "trajectory": results.get("trajectory")}
+        report = StageFinished(self.worker_id, rollout_id, stage, **results)
+        self.running.pop(rollout_id, None)
+        self.servers.pop(rollout_id, None)
+        self.reports.setdefault(rollout_id, []).append(report)
         if kind is not None or stage is Stage.EVAL:
-            del self.specs[rollout_id]
-        await self._line.send(StageFinished(self.worker_id, rollout_id, stage, **results))
+            self.unacknowledged[rollout_id] = self._drop(rollout_id)
+        await self._line.send(report)
+
+    def _drop(self, rollout_id: str) -> list[StageFinished]:
+        for known in (self.specs, self.running, self.servers):
+            known.pop(rollout_id, None)
+        return self.reports.pop(rollout_id, [])
 
 
 @dataclass
@@ -144,6 +181,7 @@ class FakeServer:
     version: int = 0
     healthy: bool = True
     refuses: str = ""
+    policy: str = "policy"
     got: list[WeightUpdate] = field(default_factory=list)
     holds_loads: bool = False
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
@@ -157,15 +195,20 @@ class FakeServer:
             CoordinatorToInference, self.keys, self.endpoint, self.server_id
         )
 
+    async def hello(self) -> None:
+        ref = ServerRef(self.server_id, "node", f"ipc:///{self.server_id}", "", self.policy)
+        await self._line.send(InferenceHello(ref, "fake 1", "model", self.version, 1024, "1"))
+
     async def live(self) -> None:
-        ref = ServerRef(self.server_id, "node", f"ipc:///{self.server_id}", "")
-        await self._line.send(InferenceHello(ref, "fake 1", "model", self.version, 1024))
+        await self.hello()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beat())
             async for message in self._line.messages():
                 match message:
                     case Welcome():
                         self.welcomed.set()
+                        if not message.known:
+                            await self.hello()
                     case Shutdown():
                         self.shut_down.set()
                     case WeightUpdate():
@@ -198,7 +241,7 @@ class ServiceRun:
     door: RouterDoor[AgentToCoordinator]
     face: HttpFace
     keys: RunKeys
-    store: FakeStore
+    rollouts: Path
     status_file: Path
     socket_path: Path
     stop: asyncio.Event
@@ -245,20 +288,37 @@ class ServiceRun:
 
 
 @asynccontextmanager
-async def service_run(directory: Path, **settings: Any) -> AsyncIterator[ServiceRun]:
-    """``settings`` are those of RolloutConfig."""
+async def service_run(directory: Path, *, epoch: str = "job", **settings: Any) -> AsyncIterator[ServiceRun]:
+    """``settings`` are those of RolloutConfig. In the directory of an earlier one it goes on with what that had."""
     config = RolloutConfig(**{"heartbeat_s": 0.1, "lost_after_s": 1.0, "retries": 2, **settings})
-    keys = RunKeys.create(directory / "keys")
+    run_directory = RunDirectory(directory)
+    keys = RunKeys.load(directory / "keys") if (directory / "keys").exists() else RunKeys.create(directory / "keys")
+    run_directory.state.mkdir(exist_ok=True)
+    store = RolloutStore(run_directory) if config.keep_trajectories else None
+    journal = await Journal.open(directory / "journal.sqlite", epoch=epoch, store=store)
     door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, directory / "c.zmq")
-    store, stop, status_file = FakeStore(), asyncio.Event(), directory / "status.json"
-    coordinator = Coordinator("run-1", config, door, store=store, status_file=status_file, first_server_s=0.3)
-    main = asyncio.create_task(coordinator.run(stop))
+    stop, status_file = asyncio.Event(), directory / "status.json"
     try:
+        coordinator = Coordinator(
+            "run-1",
+            config,
+            door,
+            journal,
+            Keepsakes(directory / "keepsakes.json", epoch),
+            status_file=status_file,
+            tasks=["t"],
+            first_server_s=0.3,
+        )
+        await coordinator.resume()
+        main = asyncio.create_task(coordinator.run(stop))
         async with HttpFace(coordinator, directory / "c.http", tcp_host="127.0.0.1", token=keys.api_token) as face:
-            run = ServiceRun(coordinator, door, face, keys, store, status_file, directory / "c.http", stop, main)
+            run = ServiceRun(
+                coordinator, door, face, keys, run_directory.rollouts, status_file, directory / "c.http", stop, main
+            )
             try:
                 yield run
             finally:
                 await run.close()
     finally:
         door.close()
+        await journal.close()

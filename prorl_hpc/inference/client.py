@@ -72,18 +72,20 @@ class LLMClient:
     def _own_server(self, server: ServerRef) -> ServerLine:
         endpoint = choose_endpoint(self._node, server.node, server.ipc, server.tcp)
         key = (server.server_id, endpoint)
+        self._end_lost_lines()
         line = self._lines.get(key)
-        if line is not None and line.lost:
-            closing = asyncio.create_task(line.close(_STOPS))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-            line = None
         if line is None:
             dealer: DealerLine[InferenceToWorker] = DealerLine(
                 InferenceToWorker, self._keys, endpoint, f"{self._identity}-{next(self._numbers)}"
             )
             line = self._lines[key] = ServerLine(server.server_id, dealer, self._ping_s, self._lost_after_s)
         return line
+
+    def _end_lost_lines(self) -> None:
+        for key in [key for key, line in self._lines.items() if line.lost]:
+            closing = asyncio.create_task(self._lines.pop(key).close(_STOPS))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _outside_server(self, server: ServerRef) -> Ask:
         key = (server.server_id, server.url, server.api_key)

@@ -19,6 +19,7 @@ from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, Generate
 
 _UNIX = "unix:"
+_MAX_ANSWER_BYTES = 64 << 20
 _KEEP_IDLE_S = 2.0
 """Less than the 5 s after which uvicorn closes an idle connection: else a request may meet one being closed."""
 
@@ -116,14 +117,20 @@ class OutsideClient:
             raise ServerDown(f"{self._name} has not answered for {self._lost_after_s:g} s") from error
         except aiohttp.ClientError as error:
             raise ServerDown(f"{self._name} does not answer {route}: {error!r}") from error
+        except ValueError as error:  # what cannot be put into HTTP, such as a key of two lines
+            raise InferenceError(f"{self._name} cannot be asked for {route}: {error}") from error
 
     async def _exchange(self, method: str, route: str, body: Any = None) -> bytes:
         # not redirected: the key is for this server
         async with self._session.request(method, self._base + route, json=body, allow_redirects=False) as response:
+            answer = bytearray()
+            async for chunk in response.content.iter_any():
+                answer += chunk
+                if len(answer) > _MAX_ANSWER_BYTES:
+                    raise InferenceError(f"{self._name} answers {route} with more than {_MAX_ANSWER_BYTES >> 20} MiB")
             if response.status != 200:
-                text = await response.text(errors="replace")
-                raise refusal(self._name, route, response.status, text)
-            return await response.read()
+                raise refusal(self._name, route, response.status, answer.decode(errors="replace"))
+            return bytes(answer)
 
     async def _watch(self) -> None:
         while True:
@@ -144,7 +151,7 @@ class OutsideClient:
             try:
                 async with self._session.get(self._base + "/models", allow_redirects=False):
                     return
-            except aiohttp.ClientError:
+            except (aiohttp.ClientError, ValueError):
                 await asyncio.sleep(self._ping_s)
 
     async def close(self) -> None:

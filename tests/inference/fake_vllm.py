@@ -4,7 +4,7 @@
 
 Started as vLLM would be (own process group, standard input held by its parent). ``GET /calls`` lists the routes
 that were posted to. ``serve_outside`` serves the OpenAI-compatible routes from within a test; its modes: no-ids,
-no-logprobs, other-logprobs, other-prompt, two-models, silent, broken, key, busy.
+no-logprobs, other-logprobs, other-prompt, two-models, silent, broken, key, busy, endless.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ API_KEY = "open sesame"
 
 
 class OutsideFake:
-    """``url`` of a fake that serves from within this process, and the requests that it is generating for."""
+    """``url`` of a fake that serves from within this process, and the requests that it is generating for. On TCP if
+    ``path`` is None."""
 
-    def __init__(self, path: Path, modes: tuple[str, ...]) -> None:
+    def __init__(self, path: Path | None, modes: tuple[str, ...]) -> None:
         self.url = f"unix:{path}"
         self.in_flight: set[str] = set()
         self.bodies: list[dict[str, Any]] = []
@@ -91,7 +92,12 @@ class OutsideFake:
 
     async def start(self) -> None:
         await self._runner.setup()
-        await web.UnixSite(self._runner, str(self._path)).start()
+        if self._path is not None:
+            await web.UnixSite(self._runner, str(self._path)).start()
+            return
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0]
+        self.url = f"http://{host}:{port}/v1"
 
     async def stop(self) -> None:
         await self._runner.cleanup()
@@ -106,6 +112,8 @@ class OutsideFake:
     async def _models(self, request: web.Request) -> web.Response:
         names = ["policy", "other"] if "two-models" in self._modes else ["policy"]
         listed = [{"id": name, "object": "model", "max_model_len": CONTEXT} for name in names]
+        if "endless" in self._modes:
+            return web.Response(body=b" " * (65 << 20))
         return await self._refused(request) or web.json_response({"object": "list", "data": listed})
 
     async def _completions(self, request: web.Request) -> web.Response:
@@ -147,7 +155,7 @@ class OutsideFake:
 
 
 @asynccontextmanager
-async def serve_outside(path: Path, *modes: str) -> AsyncIterator[OutsideFake]:
+async def serve_outside(path: Path | None, *modes: str) -> AsyncIterator[OutsideFake]:
     fake = OutsideFake(path, modes)
     await fake.start()
     try:

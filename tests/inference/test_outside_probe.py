@@ -22,6 +22,24 @@ async def test_a_server_that_will_do(socket_dir: Path) -> None:
         assert [body["max_tokens"] for body in fake.bodies] == [2]
 
 
+async def test_a_server_on_tcp() -> None:
+    async with serve_outside(None) as fake:
+        assert (await probe(OutsideServer("outside", fake.url + "/"))).model == "policy"
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "\0", "schlüssel"])
+async def test_a_key_that_http_does_not_carry(key: str) -> None:
+    async with serve_outside(None, "key") as fake:
+        with pytest.raises(InferenceError, match=r"cannot be asked|answers 40"):
+            await probe(OutsideServer("outside", fake.url, api_key=key))
+
+
+async def test_an_answer_without_end_is_not_kept(socket_dir: Path) -> None:
+    async with serve_outside(socket_dir / "o.sock", "endless") as fake:
+        with pytest.raises(InferenceError, match="more than 64 MiB"):
+            await probe(OutsideServer("outside", fake.url))
+
+
 async def test_one_of_several_models_is_named(socket_dir: Path) -> None:
     async with serve_outside(socket_dir / "o.sock", "two-models") as fake:
         assert (await probe(OutsideServer("outside", fake.url, model="other"))).model == "other"
@@ -57,7 +75,21 @@ async def test_a_silent_server_is_not_waited_for(socket_dir: Path, monkeypatch: 
             await probe(OutsideServer("outside", fake.url))
 
 
-@pytest.mark.parametrize("url", ["unix:/nowhere/x.sock", "http://127.0.0.1:1/v1", "tcp://host:1", "http://[/v1", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "unix:/nowhere/x.sock",
+        "unix:/" + "x" * 200,
+        "unix:/a\0b",
+        "http://127.0.0.1:1/v1",
+        "http://127.0.0.1:99999/v1",
+        "http://[/v1",
+        "http://",
+        "http://a b/v1",
+        "tcp://host:1",
+        "",
+    ],
+)
 async def test_an_address_where_nothing_is(url: str) -> None:
     with pytest.raises(InferenceError, match="LLM server outside"):
         await probe(OutsideServer("outside", url))

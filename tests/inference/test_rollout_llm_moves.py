@@ -169,6 +169,24 @@ async def test_no_server_at_all_fails_what_is_in_flight(bench: Bench) -> None:
     await until(lambda: server.in_engine() == 0)
 
 
+@pytest.mark.parametrize(
+    "ref", [ServerRef("far", "another-node", "ipc:///nowhere", ""), ServerRef("far", "", "", "", url="ftp://far")]
+)
+async def test_a_server_that_cannot_be_reached_from_here_fails_it(bench: Bench, ref: ServerRef) -> None:
+    server = await bench.server("a")
+    llm = bench.rollout(server.ref)
+    task = start(llm)
+    await until(lambda: server.in_engine() == 1)
+    llm.move(ref)
+    with pytest.raises(InferenceError, match="cannot move to LLM server far"):
+        await task
+    llm.move(server.ref)
+    task = start(llm)
+    await until(lambda: server.in_engine() == 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_without_a_word_from_the_coordinator_it_fails_in_the_end(bench: Bench) -> None:
     bench.client._move_wait_s = 0.05
     server = await bench.server("a")

@@ -2,8 +2,9 @@
 
 Hello is said once, then a heartbeat every ``heartbeat_s``; the coordinator answers each with Welcome, so silence
 means that it is gone. After two unanswered heartbeats the agent looks whether a coordinator that was started anew
-has published another endpoint; at the same endpoint ZeroMQ reconnects by itself. A Welcome with ``known`` false is
-answered with Hello. Silence of ``lost_after_s`` ends the agent.
+has published another endpoint; at the same endpoint ZeroMQ reconnects by itself. Hello is said again after every
+reconnection, since what was on its way is lost, and in answer to a Welcome with ``known`` false. Silence of
+``lost_after_s`` ends the agent.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ class AgentLine(Generic[T]):
 
     def _connect(self, endpoint: str) -> None:
         self._unanswered = 0
-        self._line: DealerLine[T] = DealerLine(self._union, self._keys, endpoint, self._identity)
+        self._line: DealerLine[T] = DealerLine(
+            self._union, self._keys, endpoint, self._identity, reconnected=self._hello_wanted.set
+        )
         self._reader = asyncio.create_task(self._read(self._line), name=f"{self._identity} reads")
 
     async def _read(self, line: DealerLine[T]) -> None:

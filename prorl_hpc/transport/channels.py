@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +22,7 @@ from prorl_hpc.messages.errors import TransportError
 from prorl_hpc.transport.admission import Admission, Refusals
 from prorl_hpc.transport.keys import RunKeys
 from prorl_hpc.transport.loop_socket import LoopSocket
+from prorl_hpc.transport.reconnection import ReconnectionWatch
 
 T = TypeVar("T")
 
@@ -142,12 +143,15 @@ class DealerLine(Generic[T]):
         identity: str,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        reconnected: Callable[[], None] | None = None,
     ) -> None:
+        """``reconnected`` is called when the line was cut and is up again: messages may have been lost both ways."""
         self.endpoint = endpoint
         self._decoder: Decoder[T] = Decoder(union)
         self._max_message_bytes = max_message_bytes
         self._heard: deque[bytes] = deque()
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        socket = context.socket(zmq.DEALER)
         socket.linger = 500
         socket.sndhwm, socket.rcvhwm = 0, _QUEUE
         socket.maxmsgsize = max_message_bytes
@@ -157,6 +161,7 @@ class DealerLine(Generic[T]):
         socket.curve_secretkey = keys.client_secret
         socket.heartbeat_ivl = 5000
         socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2000
+        self._watch = ReconnectionWatch(context, socket, reconnected) if reconnected is not None else None
         socket.connect(endpoint)
         self._socket = LoopSocket(socket)
 
@@ -180,6 +185,8 @@ class DealerLine(Generic[T]):
 
     def close(self) -> None:
         self._socket.close()
+        if self._watch is not None:
+            self._watch.close()
 
 
 def _frames(messages: Iterable[Any], limit_bytes: int) -> Sequence[bytes]:

@@ -210,7 +210,7 @@ class StageRunner:
     # machinery
 
     def _idle(self, rollout_id: str, stage: Stage) -> Attempt | None:
-        """The attempt if it is here and no stage of it runs; otherwise reports why not."""
+        """The attempt if it is here, idle and before ``stage``; otherwise the report says why not."""
         attempt = self._attempts.get(rollout_id)
         if attempt is None:
             failure = Failure(stage, FailureKind.INFRASTRUCTURE, f"{self._worker_id} does not hold {rollout_id}")
@@ -220,6 +220,9 @@ class StageRunner:
             return None
         if attempt.running is not None:
             log.error("%s was ordered for %s while %s of it runs: ignored", stage, rollout_id, attempt.running)
+            return None
+        if (done := next((report for report in attempt.reports if report.stage is stage), None)) is not None:
+            self._outbox.say(done)  # the order crossed a Hello; the work is not done twice
             return None
         return attempt
 

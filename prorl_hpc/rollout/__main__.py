@@ -67,6 +67,7 @@ async def serve(process: Process) -> None:
             tcp_host=tcp_host,
             token=keys.api_token,
             process_timeout_s=config.rollout.total_s,
+            own_task=config.task.name,
         ) as face:
             endpoints = {"zmq_ipc": door.ipc, "zmq_tcp": door.tcp, "uds": str(socket_path), "http": face.url}
             process.ready({kind: where for kind, where in endpoints.items() if where})

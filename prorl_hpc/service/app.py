@@ -45,16 +45,18 @@ def make_app(
     body_stall_s: float = BODY_STALL_S,
     keep_alive_s: float = KEEP_ALIVE_S,
     process_timeout_s: float = PROCESS_TIMEOUT_S,
+    own_task: str = "",
 ) -> Starlette:
     """The app without authentication: the Unix socket's mode, or BearerToken around it, sees to that.
-    ``process_timeout_s``: /process ends a job after 2 × this + 10 seconds."""
+    ``process_timeout_s``: /process ends a job after 2 × this + 10 seconds. ``own_task``: the run's, which a job of
+    /process means that names none."""
     http = HttpMetrics()
     calls = [
         *batch_calls(service),
         *rollout_calls(service),
         *result_calls(service, keep_alive_s),
         *run_calls(service, http),
-        *ProrlAgentFace(service, process_timeout_s).calls(),
+        *ProrlAgentFace(service, process_timeout_s, own_task).calls(),
     ]
     document = openapi_document(calls)
 

@@ -49,7 +49,8 @@ class Jobs(msgspec.Struct, frozen=True):
 class ProrlAgentFace:
     """Its registered servers are the lasting sign that it was started: /stop takes them off and buffers them."""
 
-    def __init__(self, service: RolloutService, timeout_s: float) -> None:
+    def __init__(self, service: RolloutService, timeout_s: float, own_task: str) -> None:
+        self._own_task = own_task
         self._service = service
         self._limit_s = 2 * timeout_s + 10
         self._started = False
@@ -130,7 +131,7 @@ class ProrlAgentFace:
         async with self._control:
             await self._look_back()
         self._check_started()
-        spec = rollout_of(body, self._service.tasks)
+        spec = rollout_of(body, self._service.tasks, self._own_task)
         if not any(server.policy == spec.policy for server in self._service.status().servers):
             raise Refusal("there is no LLM server: call /add_llm_server", code="no_servers", status=503)
         await self._service.submit_rollouts([spec])

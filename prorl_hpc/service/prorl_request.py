@@ -94,12 +94,12 @@ def is_job(rollout_id: str) -> bool:
     return rollout_id.startswith((_JOB, _HASHED_JOB))
 
 
-def rollout_of(body: ProcessBody, tasks: Collection[str]) -> RolloutSpec:
-    """Raises Refusal 400."""
+def rollout_of(body: ProcessBody, tasks: Collection[str], own_task: str) -> RolloutSpec:
+    """``own_task``: what a job without a data source means, where the run does not serve theirs. Raises Refusal 400."""
     job_id = uuid.uuid4().hex if body.job_id is None else body.job_id
     spec = RolloutSpec(
         rollout_id=rollout_id_of(job_id),
-        task=_task(body.instance.get("data_source"), tasks),
+        task=_task(body.instance.get("data_source"), tasks, own_task),
         row=body.instance,
         sampling=_sampling(body.sampling_params),
         client=CLIENT,
@@ -129,13 +129,9 @@ def was_added_here(server_id: str, url: str) -> bool:
     return bool(url) and server_id.startswith(_SERVER) and server_of(url).server_id == server_id
 
 
-def _task(source: Any, tasks: Collection[str]) -> str:
-    """No data source: theirs is ``swebench``; a run of one other task means that one."""
+def _task(source: Any, tasks: Collection[str], own_task: str) -> str:
     if source is None:
-        if _DEFAULT_SOURCE in tasks:
-            return _DEFAULT_SOURCE
-        if len(tasks) == 1:
-            return next(iter(tasks))
+        source = _DEFAULT_SOURCE if _DEFAULT_SOURCE in tasks else own_task
     for name in (source, ALIASES.get(source) if isinstance(source, str) else None):
         if isinstance(name, str) and name in tasks:
             return name

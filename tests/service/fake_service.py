@@ -66,7 +66,10 @@ class FakeService:
     def add_own_server(self, server_id: str = "s0") -> None:
         self.servers[server_id] = ServerStatus(server_id, "node", "fake", "m", True, 0, 0, 0, 0, 0, 0.0)
 
-    async def release(self) -> None:
+    def hold(self) -> None:
+        self.held = True
+
+    def release(self) -> None:
         self.held = False
         self._advance()
 

@@ -136,6 +136,7 @@ def _ideal(config: SimulationConfig, tally: Tally) -> tuple[float, str]:
     means = [work_s / tally.done for work_s in tally.work_s]
     held = [mean + 2 * config.latency_s for mean in means]
     pools = config.pools
+    limits: dict[str, tuple[float, float]]
     if pools.coupled:
         limits = {"run": (config.nodes * pools.run, sum(held))}
     else:

@@ -8,7 +8,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -21,8 +21,6 @@ from prorl_hpc.messages.rollout import Budgets
 
 def _setting(default: Any, meaning: str) -> Any:
     """``meaning`` is what ``simulate --help`` says."""
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"meaning": meaning})
     return field(default=default, metadata={"meaning": meaning})
 
 
@@ -53,8 +51,9 @@ class SimulationConfig:
     init: str = _setting("lognormal:2:0.5", f"time of INIT: {GRAMMAR}")
     run: str = _setting("lognormal:30:0.7", "time of RUN at full speed, likewise")
     eval: str = _setting("lognormal:2:0.7", "time of EVAL, likewise")
-    workloads: dict[str, WorkloadConfig] = _setting(
-        {}, "kinds of rollouts that are mixed: workloads.NAME.weight=, .init=, .run=, .eval="
+    workloads: dict[str, WorkloadConfig] = field(
+        default_factory=dict,
+        metadata={"meaning": "kinds of rollouts that are mixed: workloads.NAME.weight=, .init=, .run=, .eval="},
     )
     recorded: str = _setting("", "directory of a run whose finished rollouts give the times of all three stages")
     straggler_share: float = _setting(0.0, "share of the rollouts whose RUN takes straggler_factor times as long")
@@ -64,7 +63,7 @@ class SimulationConfig:
     generation_share: float = _setting(0.7, "share of RUN that the LLM server works (with server_concurrency)")
     turns: int = _setting(1, "times that a RUN goes back and forth between server and sandbox")
     balancing: str = _setting("least_in_flight", "least_in_flight or round_robin: how a server is chosen")
-    arrivals: str = _setting("", f"time between arrivals, as for init; empty: the queue never runs dry")
+    arrivals: str = _setting("", "time between arrivals, as for init; empty: the queue never runs dry")
     group_size: int = _setting(8, "samples of one prompt")
     groups_per_batch: int = _setting(0, "groups that a batch (a training step) wants; 0: no batches, one stream")
     uniform_share: float = _setting(0.0, "share of the groups whose rewards are all equal: dropped and replaced")
@@ -194,10 +193,11 @@ def read_config(overrides: list[str], file: Path | None = None) -> SimulationCon
                 raise ConfigError(f"{file} must hold settings, `name: value`")
             merged = OmegaConf.merge(merged, loaded)
         for override in overrides:
-            name, equals, _ = override.partition("=")
+            name, equals, value = override.partition("=")
             if not equals or not name:
                 raise ConfigError(f"{override!r} is not a setting: write name=value. {_nearest(name)}")
-            merged = OmegaConf.merge(merged, OmegaConf.from_dotlist([override]))
+            # Nothing would be YAML's null.
+            merged = OmegaConf.merge(merged, OmegaConf.from_dotlist([override if value else f'{name}=""']))
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(_explain(error)) from error

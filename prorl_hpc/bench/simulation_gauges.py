@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from dataclasses import dataclass
 
 KEPT_POINTS = 800
@@ -49,6 +50,13 @@ class Gauges:
         self.number[place] -= 1
         self._sums[place] += now
 
+    def move(self, before: int, after: int, now: float) -> None:
+        number, sums = self.number, self._sums
+        number[before] -= 1
+        sums[before] += now
+        number[after] += 1
+        sums[after] -= now
+
     def add(self, place: int, number: float, now: float) -> None:
         """``number`` more, or fewer if it is negative."""
         if number:
@@ -61,6 +69,8 @@ class Gauges:
 
     def note(self, now: float, finished: int) -> None:
         """Add a point to the course; due at ``next_point_s``, before the gauges change at ``now``."""
+        if self._points[-1][0] == now:
+            self._points.pop()
         self._points.append((now, self.areas(now), finished))
         if len(self._points) > KEPT_POINTS:
             self._points = self._points[::2]
@@ -68,6 +78,6 @@ class Gauges:
         self.next_point_s = now + self._step_s
 
     def course(self) -> Course:
-        pairs = [(a, b) for a, b in zip(self._points, self._points[1:], strict=False) if b[0] > a[0]]
+        pairs = list(itertools.pairwise(self._points))
         mean = [[(b[1][place] - a[1][place]) / (b[0] - a[0]) for a, b in pairs] for place in range(len(Place))]
         return Course([b[0] for _, b in pairs], mean, [b[2] for _, b in pairs])

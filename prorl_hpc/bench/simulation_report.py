@@ -58,7 +58,9 @@ def tables(result: SimulationResult) -> Iterator[Table]:
 def comparison_table(comparison: Comparison) -> Table:
     """One line per policy."""
     batches = comparison.results[OWN].batch_mean_s is not None
-    table = _table("policy", "rollouts/s", "of ideal", "time to batch", "RUN slots at work", "wait p99", "virtual time", "gain")
+    table = _table(
+        "policy", "rollouts/s", "of ideal", "time to batch", "RUN slots at work", "wait p99", "virtual time", "gain"
+    )
     for name, result in comparison.results.items():
         gain = comparison.gain.get(name)
         table.add_row(

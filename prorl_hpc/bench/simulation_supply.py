@@ -23,22 +23,23 @@ _NOTHING = Moves()
 
 
 class Supply(Protocol):
-    """``complete``: nothing will be submitted any more. ``wake_s``: when ``woken`` is to be called, inf for never.
-    ``batch_s``: seconds from the order of each batch to its end."""
+    """``complete``: nothing will be submitted any more. ``low_mark``: with fewer in the queue ``more`` is to be called.
+    ``wake_s``: when ``woken`` is to be called, and again after it was; inf for never. ``batch_s``: seconds from the
+    order of each batch to its end."""
 
     complete: bool
+    low_mark: int
     wake_s: float
     batch_s: list[float]
 
     def fate(self, spec: RolloutSpec) -> Fate:
         """Called once for each rollout, in the order of their submission."""
 
-    def low(self, queued: int) -> tuple[RolloutSpec, ...]:
-        """More rollouts, if the queue of those that wait has become too short."""
+    def more(self) -> Moves: ...
 
     def woken(self, now: float) -> Moves: ...
 
-    def ended(self, result: RolloutResult, now: float) -> Moves: ...
+    def ended(self, result: RolloutResult, now: float) -> Moves | None: ...
 
     def reward(self, rollout_id: str) -> float: ...
 
@@ -61,15 +62,14 @@ class Stream:
         self._number = 0
         self._arrivals: Iterator[float] | None = draws.arrivals() if config.arrivals else None
         self.wake_s = next(self._arrivals) if self._arrivals else math.inf
-        self._low = config.nodes * (pools.run if pools.coupled else pools.init)
+        self._at_once = config.nodes * (pools.run if pools.coupled else pools.init)
+        self.low_mark = 0 if config.arrivals else self._at_once
 
     def fate(self, spec: RolloutSpec) -> Fate:
         return next(self._fates)
 
-    def low(self, queued: int) -> tuple[RolloutSpec, ...]:
-        if queued >= self._low or self._arrivals is not None or not self._left:
-            return ()
-        return self._next(min(self._left, self._low))
+    def more(self) -> Moves:
+        return Moves(submit=self._next(min(self._left, self._at_once)))
 
     def woken(self, now: float) -> Moves:
         assert self._arrivals is not None
@@ -77,8 +77,8 @@ class Stream:
         self.wake_s = now + next(self._arrivals) if self._left else math.inf
         return Moves(submit=arrived)
 
-    def ended(self, result: RolloutResult, now: float) -> Moves:
-        return _NOTHING
+    def ended(self, result: RolloutResult, now: float) -> None:
+        return None
 
     def reward(self, rollout_id: str) -> float:
         return 1.0
@@ -86,7 +86,8 @@ class Stream:
     def _next(self, n: int) -> tuple[RolloutSpec, ...]:
         first, self._number = self._number, self._number + n
         self._left -= n
-        self.complete = not self._left
+        if not self._left:
+            self.complete, self.low_mark = True, 0
         size, budgets = self._group_size, self._budgets
         return tuple(
             RolloutSpec(f"r{i}", TASK, _ROW, f"g{i // size}" if size > 1 else "", i % size, budgets=budgets)
@@ -99,6 +100,7 @@ class Batches:
 
     def __init__(self, config: SimulationConfig, draws: Draws) -> None:
         self.complete = False
+        self.low_mark = 0
         self.batch_s: list[float] = []
         self.wake_s = 0.0
         self._config = config
@@ -114,8 +116,8 @@ class Batches:
     def fate(self, spec: RolloutSpec) -> Fate:
         return next(self._fates[spec.rollout_id.partition(".")[0]])
 
-    def low(self, queued: int) -> tuple[RolloutSpec, ...]:
-        return ()
+    def more(self) -> Moves:
+        return _NOTHING
 
     def woken(self, now: float) -> Moves:
         """Order the next batch."""

@@ -39,6 +39,7 @@ class FakeService:
     def __init__(self, tasks: Collection[str] = ("t",), max_live: int = 1000) -> None:
         self.tasks: Collection[str] = tasks
         self.reward: Callable[[RolloutSpec], float] = lambda spec: float(spec.sample % 2)
+        self.trajectory = TRAJECTORY
         self.held = False
         self.refuse: ServiceError | None = None
         self.closed = False
@@ -55,7 +56,7 @@ class FakeService:
         self._ended: dict[str, RolloutResult] = {}
         self._results: list[NumberedResult] = []
         self._newest: WeightUpdate | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self.waiting: list[asyncio.Future[None]] = []
         self._metrics = CoordinatorMetrics()
 
     # what tests do to it
@@ -277,7 +278,7 @@ class FakeService:
         done = status is Status.DONE
         result = RolloutResult(
             rollout_id, spec.group_id, spec.sample, spec.task, status,
-            reward=self.reward(spec) if done else None, trajectory=TRAJECTORY if done else Trajectory(),
+            reward=self.reward(spec) if done else None, trajectory=self.trajectory if done else Trajectory(),
             timings=[StageTiming(stage, 0.5, 1.0) for stage in Stage] if done else [],
             worker=progress.worker, server=progress.server, row_id=str(spec.row.get("id", "")),
         )  # fmt: skip
@@ -312,15 +313,19 @@ class FakeService:
             async with asyncio.timeout(wait_s):
                 while not (self.closed or holds()):
                     waiter = asyncio.get_running_loop().create_future()
-                    self._waiters.append(waiter)
-                    await waiter
+                    self.waiting.append(waiter)
+                    try:
+                        await waiter
+                    finally:
+                        if waiter in self.waiting:
+                            self.waiting.remove(waiter)
         except TimeoutError:
             return
         if self.closed and not holds():
             raise _shutting_down()
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
+        waiters, self.waiting = self.waiting, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)

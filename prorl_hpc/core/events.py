@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from prorl_hpc.messages.control import (
     Discard,
     Discarded,
@@ -137,7 +135,7 @@ class Ended:
     """A rollout ended; said exactly once for each that was accepted. ``result`` is slim, ``trajectory`` apart."""
 
     result: RolloutResult
-    trajectory: msgspec.Raw | None = None
+    trajectory: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

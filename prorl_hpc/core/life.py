@@ -49,7 +49,7 @@ class Life:
     attempt: int = 1
     worker: str = ""
     server: str = ""
-    trajectory: msgspec.Raw | None = None
+    trajectory: bytes | None = None
     timings: list[StageTiming] = field(default_factory=list)
     queued_s: float = 0.0
     """Seconds the present stage was waited for."""

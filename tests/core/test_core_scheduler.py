@@ -42,7 +42,7 @@ from prorl_hpc.messages.control import (
 from prorl_hpc.messages.rollout import Budgets, Failure, FailureKind, RolloutResult, RolloutSpec, Stage, Status
 from prorl_hpc.messages.trajectory import Segment, Trajectory
 
-TRAJECTORY = msgspec.Raw(msgspec.msgpack.encode(Trajectory([Segment([1, 2, 3])])))
+TRAJECTORY = msgspec.msgpack.encode(Trajectory([Segment([1, 2, 3])]))
 
 
 class Bench:
@@ -101,7 +101,7 @@ class Bench:
         return {c.result.rollout_id: c.result for c in self.said if isinstance(c, Ended)}
 
     @property
-    def trajectories(self) -> dict[str, msgspec.Raw | None]:
+    def trajectories(self) -> dict[str, bytes | None]:
         return {c.result.rollout_id: c.trajectory for c in self.said if isinstance(c, Ended)}
 
     @property

@@ -70,6 +70,10 @@ class FakeWorker:
     reports: dict[str, list[StageFinished]] = field(default_factory=dict)
     unacknowledged: dict[str, list[StageFinished]] = field(default_factory=dict)
     hellos: int = 0
+    started: list[str] = field(default_factory=list)
+    """Attempts, in the order in which they began."""
+    slow: set[str] = field(default_factory=set)
+    """Attempts whose RUN waits until it is not in here."""
     discarded: list[str] = field(default_factory=list)
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     may_eval: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,10 +83,16 @@ class FakeWorker:
     def __post_init__(self) -> None:
         self.may_run.set()
         self.may_eval.set()
-        self._line: DealerLine[CoordinatorToWorker] = DealerLine(
-            CoordinatorToWorker, self.keys, self.endpoint, self.worker_id
-        )
         self._works: set[asyncio.Task[None]] = set()
+        self.rejoin(self.endpoint)
+
+    def rejoin(self, endpoint: str) -> None:
+        """A new line; what it holds and does is not touched."""
+        self._line: DealerLine[CoordinatorToWorker] = DealerLine(
+            CoordinatorToWorker, self.keys, endpoint, self.worker_id
+        )
+        self._open = True
+        self.welcomed.clear()
 
     async def live(self) -> None:
         await self.hello()
@@ -99,8 +109,8 @@ class FakeWorker:
                 elif isinstance(message, Shutdown):
                     self.shut_down.set()
                 else:
-                    task = group.create_task(self._obey(message))
-                    self._works.add(task)
+                    # Goes on when the line is gone.
+                    self._works.add(asyncio.create_task(self._obey(message)))
 
     async def hello(self) -> None:
         self.hellos += 1
@@ -109,31 +119,39 @@ class FakeWorker:
             for name in sorted(self.specs)
         ]
         held += [Held(name, reports) for name, reports in self.unacknowledged.items()]
-        await self._line.send(WorkerHello(self.worker_id, "node", self.pools, "fake", held))
+        await self._send(WorkerHello(self.worker_id, "node", self.pools, "fake", held))
 
     async def leave(self) -> None:
-        await self._line.send(Goodbye(self.worker_id))
+        await self._send(Goodbye(self.worker_id))
 
     def close(self) -> None:
+        self._open = False
         self._line.close()
+
+    async def _send(self, message: Any) -> None:
+        if self._open:
+            await self._line.send(message)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(0.05)
-            await self._line.send(WorkerLoad(self.worker_id, len(self.specs)))
+            await self._send(WorkerLoad(self.worker_id, len(self.specs)))
 
     async def _obey(self, order: Any) -> None:
         match order:
             case StartInit():
                 self.specs[order.spec.rollout_id] = order.spec
                 self.running[order.spec.rollout_id] = Stage.INIT
+                self.started.append(order.spec.rollout_id)
                 await self._finish(order.spec.rollout_id, Stage.INIT)
             case StartRun():
                 self.ran_on[order.rollout_id] = order.server.server_id
                 self.running[order.rollout_id] = Stage.RUN
                 self.servers[order.rollout_id] = order.server
                 await self.may_run.wait()
-                tokens = msgspec.Raw(msgspec.msgpack.encode(TRAJECTORY))
+                while order.rollout_id in self.slow:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                tokens = msgspec.msgpack.encode(TRAJECTORY)
                 await self._finish(order.rollout_id, Stage.RUN, trajectory=tokens)
             case MoveRun():
                 self.ran_on[order.rollout_id] = order.server.server_id if order.server else ""
@@ -148,7 +166,7 @@ class FakeWorker:
                 self._drop(order.rollout_id)
                 self.unacknowledged.pop(order.rollout_id, None)
                 self.discarded.append(order.rollout_id)
-                await self._line.send(Discarded(self.worker_id, order.rollout_id))
+                await self._send(Discarded(self.worker_id, order.rollout_id))
 
     async def _finish(self, rollout_id: str, stage: Stage, **results: Any) -> None:
         if rollout_id not in self.specs:
@@ -162,7 +180,7 @@ class FakeWorker:
         self.reports.setdefault(rollout_id, []).append(report)
         if kind is not None or stage is Stage.EVAL:
             self.unacknowledged[rollout_id] = self._drop(rollout_id)
-        await self._line.send(report)
+        await self._send(report)
 
     def _drop(self, rollout_id: str) -> list[StageFinished]:
         for known in (self.specs, self.running, self.servers):

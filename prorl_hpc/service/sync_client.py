@@ -34,6 +34,7 @@ class _Waited(Generic[P, T]):
         def waited(*args: P.args, **kwargs: P.kwargs) -> T:
             return owner._do(self._call(owner._client, *args, **kwargs))
 
+        waited.__doc__ = self.__doc__
         return waited
 
 

@@ -82,7 +82,17 @@ class RolloutFile:
         os.close(fd)
         self._aside = Path(name)
         metadata = {**(SCHEMA.metadata or {}), b"prorl_epoch": str(epoch).encode()}
-        self._writer = pq.ParquetWriter(self._aside, SCHEMA.with_metadata(metadata), compression="zstd")
+        try:
+            self._writer = pq.ParquetWriter(
+                self._aside,
+                SCHEMA.with_metadata(metadata),
+                compression="zstd",
+                use_dictionary=[field.name for field in SCHEMA if pa.types.is_string(field.type)],
+                column_encoding={"logprobs.list.element": "BYTE_STREAM_SPLIT"},
+            )
+        except BaseException:
+            self._aside.unlink(missing_ok=True)
+            raise
         self._group = RowGroup()
         self._groups_written = 0
 

@@ -24,6 +24,7 @@ from prorl_hpc.messages.rollout import NumberedResult, RolloutProgress, RolloutR
 from prorl_hpc.observe.rollout_store import RolloutStore
 from prorl_hpc.rollout import journal_orders as orders
 from prorl_hpc.rollout import journal_results as results
+from prorl_hpc.rollout import journal_shelving as shelving
 from prorl_hpc.rollout.journal_database import Database, holder_file, open_database
 from prorl_hpc.rollout.journal_reading import Reader
 from prorl_hpc.rollout.journal_records import CarriedGroup, OpenBatch, OpenRollout
@@ -192,6 +193,10 @@ class Journal:
         """Results behind ``cursor`` with trajectories, in the order of recording: at most ``limit``, and fewer if
         they are large, but one at least if there is one. Raises Refusal 410 ``result_gone``."""
         return await self._reader.results(cursor, limit, batch_id)
+
+    async def waiting(self) -> tuple[int, int]:
+        """How many trajectories wait in the journal to be moved to Parquet (or are kept there), and their bytes."""
+        return await self._thread.call(shelving.waiting, writes=False)
 
     def _committed(self, newest: int) -> None:
         if newest > self._newest:

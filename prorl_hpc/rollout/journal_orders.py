@@ -208,12 +208,14 @@ def _digests(db: Database, kind: str, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def _insert_orders(db: Database, kind: str, orders: Sequence[tuple[str, bytes, bytes, bytes | None]]) -> None:
-    for start in range(0, len(orders), 64):
-        piece = orders[start : start + 64]
-        values = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(piece))
+    start = 0
+    while start < len(orders):  # few sizes of statement: see journal_results
+        count = next(size for size in (64, 16, 4, 1) if size <= len(orders) - start)
         parameters: list[Any] = []
-        for name, digest, order, carried in piece:
+        for name, digest, order, carried in orders[start : start + count]:
             parameters += (db.epoch, kind, name, digest, order, carried, db.newest)
+        values = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * count)
         db.execute(
             f"INSERT INTO orders (epoch, kind, name, digest, spec, carried, after_cursor) VALUES {values}", *parameters
         )
+        start += count

@@ -14,7 +14,9 @@ from prorl_hpc.rollout.journal_orders import json_list
 from prorl_hpc.service.errors import not_found
 
 FETCH_ROLLOUTS = 64
-FETCH_BYTES = 8 << 20
+FETCH_BYTES = 4 << 20
+_ROWS_TOGETHER = (64, 16, 4, 1)
+_TOGETHER_BYTES = 1 << 20
 GONE = 0
 """In place of a file's number: the trajectory was dropped."""
 
@@ -97,7 +99,10 @@ def _write_results(db: Database, endings: list[Ended]) -> dict[str, int]:
     if not results:
         return cursors
     _insert(db, "results", results)
-    _insert(db, "trajectories", trajectories)
+    if sum(ended.size for ended in endings) <= _TOGETHER_BYTES:
+        _insert(db, "trajectories", trajectories)
+    else:
+        db.connection.executemany("INSERT INTO trajectories VALUES (?, ?)", trajectories)
     db.execute("DELETE FROM attempts WHERE epoch = ? AND rollout IN (SELECT value FROM json_each(?))", db.epoch, names)
     singles = [ended.rollout_id for ended in endings if not ended.batch_id]
     if singles:
@@ -113,10 +118,15 @@ _NOWHERE = (None, None, None)
 
 
 def _insert(db: Database, table: str, rows: list[Any], more: str = "") -> None:
-    """One statement for all rows: see journal_thread."""
+    """Many rows to a statement: see journal_thread. Only a few sizes of it, because each that SQLite has prepared
+    keeps a copy of what it was last given."""
     row = f"({', '.join('?' * len(rows[0]))})"
-    values = [value for one in rows for value in one]
-    db.connection.execute(f"INSERT INTO {table} VALUES {', '.join([row] * len(rows))}{more}", values)
+    start = 0
+    while start < len(rows):
+        count = next(size for size in _ROWS_TOGETHER if size <= len(rows) - start)
+        values = [value for one in rows[start : start + count] for value in one]
+        db.connection.execute(f"INSERT INTO {table} VALUES {', '.join([row] * count)}{more}", values)
+        start += count
 
 
 def progress(db: Database, rollout_id: str) -> RolloutProgress | None:

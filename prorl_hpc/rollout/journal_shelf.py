@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +21,7 @@ from prorl_hpc.rollout.journal_database import Database
 from prorl_hpc.rollout.journal_results import FETCH_ROLLOUTS, AttemptNoted, Ended, Stored, fetch
 from prorl_hpc.rollout.journal_thread import JournalThread
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DatabaseThread = JournalThread[Database, Ended | AttemptNoted]
@@ -66,6 +69,8 @@ class Shelf:
         self._clock = asyncio.get_running_loop().time
         self._woken = asyncio.Event()
         self._stopping = False
+        # One thread of its own: each thread's allocator keeps what it has freed.
+        self._executor = ThreadPoolExecutor(1, "journal-shelf")
         self._singles = 0
         self._singles_bytes = 0
         self._last_single = self._last_file = self._clock()
@@ -100,6 +105,10 @@ class Shelf:
         if self._store is not None:
             while await self._shelve_one(self._store, all_of_them=True):
                 pass
+        self._executor.shutdown()
+
+    async def _off_loop(self, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
     def stop(self) -> None:
         """Let ``run`` write all that is left, and return."""
@@ -119,8 +128,8 @@ class Shelf:
         """What a process that was killed has left."""
         if self._store is not None:
             for name in await self._thread.call(shelving.unfinished_files, writes=False):
-                await asyncio.to_thread(self._store.remove, name)
-            await asyncio.to_thread(self._store.clear_aside)
+                await self._off_loop(self._store.remove, name)
+            await self._off_loop(self._store.clear_aside)
         await self._thread.call(shelving.forget_unfinished_files)
         while cursors := await self._thread.call(shelving.shelved_but_there, writes=False):
             await self._thread.call(partial(shelving.drop_shelved, cursors=cursors))
@@ -162,7 +171,7 @@ class Shelf:
         return now - self._last_single >= self._limits.idle_s or now - self._last_file >= self._limits.oldest_s
 
     async def _write_batch(self, store: RolloutStore, batch: shelving.BatchToShelve) -> None:
-        file = await asyncio.to_thread(store.begin_batch, batch.batch_id, batch.epoch)
+        file = await self._off_loop(store.begin_batch, batch.batch_id, batch.epoch)
         places = await self._fill(file, list(batch.groups), batch)
 
         def note(db: Database) -> None:
@@ -173,7 +182,7 @@ class Shelf:
         await self._drop_shelved(list(batch.groups))
 
     async def _write_loose(self, store: RolloutStore, loose: shelving.LooseToShelve) -> None:
-        file = await asyncio.to_thread(store.begin_singles, loose.cursors[0], loose.epoch)
+        file = await self._off_loop(store.begin_singles, loose.cursors[0], loose.epoch)
         number = await self._thread.call(partial(shelving.begin_file, epoch=loose.epoch, name=file.name))
         places = await self._fill(file, loose.cursors, None)
         await self._thread.call(partial(shelving.note_places, file=number, places=places, order=None))
@@ -188,11 +197,11 @@ class Shelf:
             rest = list(cursors)
             while rest:
                 piece = await self._thread.call(partial(fetch, cursors=rest[:FETCH_ROLLOUTS]), writes=False)
-                places += await asyncio.to_thread(_add, file, piece, batch)
+                places += await self._off_loop(_add, file, piece, batch)
                 del rest[: len(piece)]
-            await asyncio.to_thread(file.finish)
+            await self._off_loop(file.finish)
         except BaseException:
-            await asyncio.to_thread(file.abandon)
+            await self._off_loop(file.abandon)
             raise
         return places
 

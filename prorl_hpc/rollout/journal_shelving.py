@@ -88,6 +88,12 @@ def next_loose(db: Database, *, limit: int, max_bytes: int, all_of_them: bool) -
     return LooseToShelve(rows[0][0], cursors), old or all_of_them or len(cursors) >= limit or total >= max_bytes
 
 
+def waiting(db: Database) -> tuple[int, int]:
+    """How many trajectories are in the journal, and their bytes."""
+    (count, size) = db.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM results WHERE file IS NULL").fetchone()
+    return count, size
+
+
 def begin_file(db: Database, epoch: int, name: str) -> int:
     number = db.execute("INSERT INTO files (epoch, name) VALUES (?, ?)", epoch, name).lastrowid
     assert number is not None

@@ -27,7 +27,7 @@ D = TypeVar("D")
 I = TypeVar("I")  # noqa: E741
 
 _OPS_PER_COMMIT = 512
-_BYTES_PER_COMMIT = 16 << 20
+_BYTES_PER_COMMIT = 8 << 20
 _ITEMS_PER_PIECE = 64
 
 

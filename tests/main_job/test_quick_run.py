@@ -119,15 +119,17 @@ def test_token_ids_and_logprobs_reach_the_loss_unchanged(tmp_path: Path) -> None
         assert step["logprob_gap_max"] < 0.01, step
 
 
-def wait_for_step(run_root: Path, step: int, timeout_s: float = 300) -> RunDirectory:
+def wait_for_step(run_root: Path, process: subprocess.Popen[str], step: int, timeout_s: float = 200) -> RunDirectory:
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         if any(run_root.glob("*/*/config.yaml")):
             run = only_run(run_root)
             if len(metrics(run, "step")) >= step:
                 return run
         time.sleep(0.2)
-    raise AssertionError(f"step {step} was not reached in {timeout_s} s")
+    os.killpg(process.pid, signal.SIGINT)
+    _, output = finish(process, 60)
+    raise AssertionError(f"step {step} was not reached in {timeout_s} s; launch printed:\n{output[-4000:]}")
 
 
 def resume_until(run: RunDirectory, step: int) -> None:
@@ -150,7 +152,7 @@ def resume_until(run: RunDirectory, step: int) -> None:
 
 def test_ctrl_c_leaves_a_checkpoint_and_nothing_else_and_resume_continues(tmp_path: Path) -> None:
     process = launch(tmp_path, "trainer.steps=50")
-    run = wait_for_step(tmp_path, 2)
+    run = wait_for_step(tmp_path, process, 2)
     os.killpg(process.pid, signal.SIGINT)
     started = time.monotonic()
     code, output = finish(process, 60)
@@ -206,7 +208,7 @@ def assert_each_rollout_came_once(run: RunDirectory, steps: int) -> None:
 @pytest.mark.parametrize("victim", ["coordinator", "worker-0"])
 def test_a_killed_coordinator_or_worker_is_started_again_and_the_run_ends_well(tmp_path: Path, victim: str) -> None:
     process = launch(tmp_path, "trainer.steps=4", "engine=transformers")
-    run = wait_for_step(tmp_path, 1)
+    run = wait_for_step(tmp_path, process, 1)
     wait_for_rollouts(run, process)
     pid = kill(run, victim)
     code, output = finish(process)
@@ -232,7 +234,7 @@ def test_a_killed_coordinator_or_worker_is_started_again_and_the_run_ends_well(t
 )
 def test_a_crash_ends_the_run_with_its_name_and_resume_works(tmp_path: Path, victim: str, overrides: list[str]) -> None:
     process = launch(tmp_path, "trainer.steps=50", "trainer.checkpoint_every=1", "engine=transformers", *overrides)
-    run = wait_for_step(tmp_path, 2)
+    run = wait_for_step(tmp_path, process, 2)
     kill(run, victim)
     code, output = finish(process, 90)
     assert code == 1, output[-4000:]

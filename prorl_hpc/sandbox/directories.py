@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import hashlib
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -29,6 +30,8 @@ from typing import Any
 import psutil
 
 from prorl_hpc.messages.errors import SandboxError
+
+log = logging.getLogger(__name__)
 
 MARKER = "PRORL_SANDBOX"
 """Environment variable that names a process's Box; how processes of a lost sandbox are recognized."""
@@ -76,8 +79,7 @@ class Holding:
     """The directory of one runtime's sandboxes, held as long as this process lives."""
 
     def __init__(self, runtime_dir: Path) -> None:
-        self.path = runtime_dir / f"sb-{os.getpid()}-{next(_numbers)}"
-        self.path.mkdir(mode=0o700, parents=True)
+        self.path = _make_free_directory(runtime_dir)
         # Locked before it has its name: a sweeper must not find it in between.
         fresh = self.path / "lock.new"
         self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -101,6 +103,16 @@ class Holding:
         """Remove it all."""
         remove_tree(self.path)
         os.close(self._lock)
+
+
+def _make_free_directory(runtime_dir: Path) -> Path:
+    while True:
+        path = runtime_dir / f"sb-{os.getpid()}-{next(_numbers)}"
+        try:
+            path.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            continue  # of a process in another PID namespace, or in an earlier one, with the same id
+        return path
 
 
 def remove_tree(path: Path) -> None:
@@ -157,12 +169,15 @@ def kill_marked(path: Path) -> list[int]:
 
 def sweep(runtime_dir: Path) -> list[Path]:
     """Remove the holdings of dead processes: those in this runtime directory and in those of this user's other runs
-    beside it. Returns what was removed."""
+    beside it. Returns what was removed; what cannot be removed is told to the log, and in nobody's way."""
     removed = []
     candidates = [*runtime_dir.glob("sb-*"), *runtime_dir.parent.glob(f"prorl-{os.getuid()}-*/sb-*")]
     for path in dict.fromkeys(candidates):
-        if _is_ours(path.parent) and _is_ours(path) and _sweep_one(path):
-            removed.append(path)
+        try:
+            if _is_ours(path.parent) and _is_ours(path) and _sweep_one(path):
+                removed.append(path)
+        except SandboxError as error:
+            log.error("what a dead process left in %s is not swept: %s", path, error)
     return removed
 
 

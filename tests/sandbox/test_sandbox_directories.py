@@ -97,3 +97,18 @@ def test_the_host_image_borrows_and_tells_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "image" / "bin").readlink() == Path("usr/bin")
     assert (tmp_path / "image" / "etc" / "hosts").read_text() == ""
     assert "alice" not in (tmp_path / "image" / "etc" / "passwd").read_text()
+
+
+def test_what_cannot_be_swept_is_told_and_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process in uninterruptible sleep, say: it must not keep a worker from starting."""
+    left = Holding(tmp_path / "run")
+    os.close(left._lock)
+
+    def refuse(path: Path) -> list[int]:
+        raise SandboxError("the processes [1] do not end")
+
+    monkeypatch.setattr("prorl_hpc.sandbox.directories.kill_marked", refuse)
+    assert sweep(tmp_path / "run") == []
+    assert f"what a dead process left in {left.path} is not swept: the processes [1] do not end" in caplog.text

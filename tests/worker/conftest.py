@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import staged_task
 from worker_bench import PATIENCE_S, Bench, FakeCoordinator, FakeLLMs
+from worker_site import Site
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.config.schema import ProrlConfig
@@ -39,6 +42,33 @@ def config() -> ProrlConfig:
 
 
 @pytest.fixture
+def short() -> Iterator[Path]:
+    """pytest's own directories are too deep for socket paths."""
+    with tempfile.TemporaryDirectory(prefix="pw-", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def process_config(tmp_path: Path, short: Path) -> ProrlConfig:
+    """For worker processes with real sandboxes."""
+    config = ProrlConfig()
+    config.run.root = str(tmp_path / "runs")
+    config.run.runtime_root = str(short)
+    config.model.path = str(write_chat_model(tmp_path / "model"))
+    config.sandbox.kind = "local"
+    config.rollout.heartbeat_s = 0.1
+    config.rollout.drain_s = 0.3
+    return config
+
+
+@pytest.fixture
+async def site(config: ProrlConfig, tmp_path: Path, short: Path) -> AsyncIterator[Site]:
+    opened = Site(config, tmp_path / "worker.log", short)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
 def runtime() -> FakeRuntime:
     return FakeRuntime()
 
@@ -53,8 +83,10 @@ async def bench(
     worker = Worker("worker-0", "node-a", config, keys, runtime, llms, policy, lambda: coordinator.endpoint)
     stop = asyncio.Event()
     running = asyncio.create_task(worker.run(stop))
-    bench = Bench(coordinator, runtime, llms, stop, running)
+    staged_task.mortal = asyncio.Event()
+    bench = Bench(coordinator, runtime, llms, worker, stop, running, config.task.name)
     yield bench
+    staged_task.mortal.set()
     stop.set()
     with contextlib.suppress(Exception):
         async with asyncio.timeout(PATIENCE_S):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from prorl_hpc.config.schema import TaskConfig
 from prorl_hpc.messages.errors import InferenceError, SandboxError, TransportError
 from prorl_hpc.messages.trajectory import Message
+from prorl_hpc.sandbox.fake import FakeSandbox
 from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
 
 ERRORS: dict[str, BaseException] = {
@@ -18,6 +20,10 @@ ERRORS: dict[str, BaseException] = {
     "task": KeyError("a bug"),
     "exit": SystemExit(3),
 }
+
+
+mortal = asyncio.Event()
+"""Set: what is immortal may end."""
 
 
 class StagedTask:
@@ -48,6 +54,16 @@ class StagedTask:
         return Evaluation(float(context.spec.row.get("reward", 0.5)), {"length": len(context.notes["answer"])})
 
 
+class FreshTask(StagedTask):
+    """Scored where nothing of RUN is."""
+
+    eval_in_fresh_sandbox = True
+
+    async def eval(self, context: RolloutContext) -> Evaluation:
+        assert isinstance(context.sandbox, FakeSandbox)
+        return Evaluation(0.5, {"files": len(context.sandbox.files), "answer": len(context.notes["answer"])})
+
+
 async def _do(context: RolloutContext, stage: str) -> None:
     match context.spec.row.get(stage, "ok"):
         case "ok":
@@ -60,5 +76,10 @@ async def _do(context: RolloutContext, stage: str) -> None:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 return
+        case "immortal":
+            # Worse: it goes on for ever.
+            while not mortal.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await mortal.wait()
         case kind:
             raise ERRORS[kind]

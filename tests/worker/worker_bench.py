@@ -31,6 +31,7 @@ from prorl_hpc.sandbox.fake import FakeRuntime
 from prorl_hpc.tasks.protocol import LLM
 from prorl_hpc.transport.channels import RouterDoor
 from prorl_hpc.transport.keys import RunKeys
+from prorl_hpc.worker.agent import Worker
 
 M = TypeVar("M")
 _trajectory = msgspec.msgpack.Decoder(Trajectory)
@@ -85,8 +86,9 @@ class FakeCoordinator:
                 if isinstance(message, type_):
                     return message
 
-    async def order(self, message: Any) -> None:
-        await self._door.send(self._peer, message)
+    async def order(self, *messages: Any, to: str = "") -> None:
+        """To the worker that was heard last, unless one is named."""
+        await self._door.send_many(to.encode() or self._peer, messages)
 
     async def close(self) -> None:
         self._reader.cancel()
@@ -143,8 +145,10 @@ class Bench:
     coordinator: FakeCoordinator
     runtime: FakeRuntime
     llms: FakeLLMs
+    worker: Worker
     stop: asyncio.Event
     running: asyncio.Task[str]
+    task: str
 
     @property
     def sandboxes(self) -> list[str]:
@@ -156,7 +160,7 @@ class Bench:
         return await self.coordinator.expect(StageFinished)
 
     async def start_init(self, rollout_id: str, budget_s: float = PATIENCE_S, **row: Any) -> None:
-        spec = RolloutSpec(rollout_id, "staged_task:StagedTask", {"id": rollout_id, **row}, priority=7)
+        spec = RolloutSpec(rollout_id, self.task, {"id": rollout_id, **row}, priority=7)
         await self.coordinator.order(StartInit(spec, budget_s))
 
     async def run(self, rollout_id: str, budget_s: float = PATIENCE_S) -> StageFinished:
@@ -167,12 +171,13 @@ class Bench:
         await self.coordinator.order(StartEval(rollout_id, budget_s))
         return await self.coordinator.expect(StageFinished)
 
-    async def until_no_sandbox_runs(self) -> None:
+    async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while self.sandboxes:  # noqa: ASYNC110
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
+    async def until_no_sandbox_runs(self) -> None:
+        await self.until(lambda: not self.sandboxes)
+
     async def until_a_sandbox_runs(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not self.sandboxes:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await self.until(lambda: self.sandboxes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -33,7 +34,8 @@ def run_attempt(run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: b
 
 
 def follow_to_the_end(run: RunDirectory, config: ProrlConfig, job: Job) -> bool:
-    """Show the run until its job is gone. True if a signal came, which stops the run in order."""
+    """Show the run until its job is gone. True if a signal came, or nobody reads what is shown any more: that stops
+    the run in order."""
     from prorl_hpc.observe.progress import follow
 
     with _signals_interrupt():
@@ -43,6 +45,8 @@ def follow_to_the_end(run: RunDirectory, config: ProrlConfig, job: Job) -> bool:
             return False
         except KeyboardInterrupt as signalled:
             reason = f"{str(signalled) or 'Ctrl-C'} in launch"
+        except BrokenPipeError:
+            reason = "the output of launch was closed"
     _ignore_signals()
     stop(run, job, reason, STOP_LIMIT_S)
     return True
@@ -50,8 +54,9 @@ def follow_to_the_end(run: RunDirectory, config: ProrlConfig, job: Job) -> bool:
 
 def stop(run: RunDirectory, job: Job, reason: str, limit_s: float) -> bool:
     """End the run in order: the mark for the supervisors, then the job's cancellation; True if all is gone."""
-    print(f"\nstopping {run.run_id} …", flush=True)
     run.stop_marker.write_text(reason)
+    with contextlib.suppress(BrokenPipeError):  # the run must end, told or not
+        print(f"\nstopping {run.run_id} …", flush=True)
     deadline = time.monotonic() + limit_s
     # A job in the queue has no supervisor that could see the mark. A running one stops by itself, and ends well.
     if job.record.kind == "local" or job.waiting() or not job.wait(limit_s - 2.0):

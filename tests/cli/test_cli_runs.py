@@ -128,6 +128,18 @@ def test_a_killed_or_hung_up_launch_stops_its_run(tmp_path: Path, number: signal
     assert processes_of(only_run(tmp_path)) == []
 
 
+def test_a_launch_whose_output_nobody_reads_any_more_stops_its_run(tmp_path: Path) -> None:
+    with subprocess.Popen([*PROGRAM, "launch", *OVERRIDES], env=acts(), cwd=tmp_path, stdout=subprocess.PIPE) as launch:
+        wait_for(lambda: all_ready(tmp_path))
+        assert launch.stdout is not None
+        launch.stdout.close()
+        launch.send_signal(signal.SIGTERM)
+        launch.wait(20)
+    run = only_run(tmp_path)
+    wait_for(lambda: processes_of(run) == [])
+    assert run.stop_marker.exists()
+
+
 @pytest.mark.parametrize("verb", ["stop", "cancel"])
 def test_a_detached_run_is_stopped_from_elsewhere(tmp_path: Path, verb: str) -> None:
     done = prorl("launch", *OVERRIDES, "--detach", env=acts(), cwd=tmp_path)

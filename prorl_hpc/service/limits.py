@@ -61,6 +61,7 @@ BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "Budgets": dict.fromkeys(("init_s", "run_s", "eval_s", "total_s", "wall_s"), _SECONDS),
     "WeightUpdate": {
+        "policy": _WORD,
         "version": {"minimum": 1, "maximum": _MAX_VERSION},
         "paths": {"minItems": 1, "items": {"minLength": 1, "maxLength": 4096}},
     },

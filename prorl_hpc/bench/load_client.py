@@ -46,7 +46,7 @@ class Load(msgspec.Struct, frozen=True):
 
     rollouts: int
     form: Form = Form.BATCH
-    in_flight: int = 1000
+    in_flight: int = 2000
     per_s: float = 0.0
     name: str = "load"
     rows: list[dict[str, float]] = []

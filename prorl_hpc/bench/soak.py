@@ -40,13 +40,14 @@ _LATE_S = 3.0
 class SoakPlan:
     """``worker_kill_s``: least and most seconds between two kills of workers. The coordinator is killed
     ``coordinator_kills`` times, evenly over the results. ``reconnect_every``: results after which the client drops its
-    stream by itself and goes on from its cursor."""
+    stream by itself and goes on from its cursor. ``run_s``: how long RUN sleeps."""
 
     rollouts: int = 50_000
     workers: int = 8
     worker_kill_s: tuple[float, float] = (2.0, 5.0)
     coordinator_kills: int = 2
     in_flight: int = 2_000
+    run_s: float = 0.0
     reconnect_every: int = 5_000
     seed: int = 0
 
@@ -90,7 +91,7 @@ class Soak:
         self._bed = bed
         self._say = say
         self._random = random.Random(plan.seed)
-        self._load = Load(plan.rollouts, name="soak")
+        self._load = Load(plan.rollouts, name="soak", rows=[{"run_s": plan.run_s}])
         self._began = time.monotonic()
         self._heard = self._began
         self._processes = asyncio.Lock()
@@ -157,6 +158,8 @@ class Soak:
     async def _kill_workers(self) -> None:
         while True:
             await asyncio.sleep(self._random.uniform(*self._plan.worker_kill_s))
+            if len(self.count.on_stream) == self._plan.rollouts:
+                return
             name = self._random.choice(self._bed.workers)
             async with self._processes:
                 self._kill(name)

@@ -40,7 +40,7 @@ class Size:
 
 def noop_pools() -> RolloutConfig:
     """Slots enough that no pool is the bound."""
-    return RolloutConfig(init_slots=64, ready_slots=128, run_slots=128, eval_slots=64)
+    return RolloutConfig(init_slots=256, ready_slots=512, run_slots=512, eval_slots=256)
 
 
 def measure(quick: bool, say: Callable[[str], None]) -> tuple[list[Figure], float]:

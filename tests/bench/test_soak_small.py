@@ -14,6 +14,7 @@ def test_nothing_is_lost_or_delivered_twice() -> None:
         rollouts=1_500,
         workers=3,
         worker_kill_s=(0.8, 1.6),
+        run_s=0.3,  # so that every kill hits rollouts in RUN
         coordinator_kills=1,
         in_flight=300,
         reconnect_every=400,

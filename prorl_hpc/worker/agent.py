@@ -78,6 +78,7 @@ class Worker:
         self._pools = pools_of(config.rollout)
         self._runtime = runtime
         self._drain_s = config.rollout.drain_s
+        self._draining = False
         self._outbox = Outbox()
         move = config.rollout.when_server_lost == "move"
         self._stages = StageRunner(worker_id, runtime, llms, policy, Handlers(config.task), self._outbox, move=move)
@@ -102,9 +103,11 @@ class Worker:
         welcome = asyncio.create_task(self._greet(on_welcome))
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            reasons = [task.result() for task in done]  # raises what ended a part
-            log.info("stopping: %s", reasons[0])
-            return str(reasons[0])
+            reason = next((task.result() for task in done if task.exception() is None), None)
+            if reason is None:
+                raise next(error for task in done if (error := task.exception()) is not None)
+            log.info("stopping: %s", reason)
+            return str(reason)
         finally:
             for task in (*parts, welcome):
                 task.cancel()
@@ -138,6 +141,7 @@ class Worker:
     async def _told_to_stop(self, stop: asyncio.Event) -> str:
         """Drain: what runs may end and be acknowledged, for ``rollout.drain_s``."""
         await stop.wait()
+        self._draining = True
         self._outbox.say(Draining(self._worker_id))
         try:
             async with asyncio.timeout(self._drain_s):
@@ -164,6 +168,8 @@ class Worker:
 
     def _hello(self) -> WorkerHello:
         self._outbox.drop_reports()
+        if self._draining:  # a coordinator that was started anew has not heard it
+            self._outbox.say(Draining(self._worker_id))
         return WorkerHello(self._worker_id, self._node, self._pools, self._runtime.description, self._stages.held)
 
     async def _load(self) -> WorkerLoad:

@@ -246,6 +246,16 @@ class TestDraining:
             assert await bench.running == "told to stop"
         assert bench.sandboxes == []
 
+    async def test_a_coordinator_that_was_started_anew_hears_of_it(self, bench: Bench) -> None:
+        await bench.init("r1", run="hang")
+        await bench.coordinator.order(StartRun("r1", SERVER, PATIENCE_S))
+        await bench.until(lambda: bench.llms.answered_by)
+        bench.stop.set()
+        await bench.coordinator.expect(Draining)
+        await hello_again(bench)
+        await bench.coordinator.expect(Draining)
+        await bench.coordinator.order(Shutdown("enough"))
+
     async def test_a_shutdown_waits_for_nothing(self, bench: Bench) -> None:
         await bench.init("r1", run="hang")
         await bench.coordinator.order(StartRun("r1", SERVER, PATIENCE_S))

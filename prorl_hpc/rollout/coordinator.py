@@ -128,6 +128,10 @@ class Coordinator:
                 grace_s,
             )
 
+    def take(self, peer: bytes, message: AgentToCoordinator) -> None:
+        """A message from an agent."""
+        self._dispatch.take(peer, message)
+
     # batches
 
     async def submit_batch(self, spec: BatchSpec) -> BatchProgress:
@@ -260,7 +264,9 @@ class Coordinator:
     # the run
 
     async def update_weights(self, update: WeightUpdate) -> list[WeightUpdated]:
-        return await self._publications.publish(update)
+        answers = await self._publications.publish(update)
+        self._outside.follow(update.policy)
+        return answers
 
     async def drain_worker(self, worker_id: str, on: bool) -> WorkerStatus:
         self._dispatch.tell(WorkerDrains(worker_id, on))
@@ -346,7 +352,7 @@ class Coordinator:
 
     async def _receive(self) -> None:
         async for peer, message in self._door.messages():
-            self._dispatch.take(peer, message)
+            self.take(peer, message)
 
     async def _tick(self) -> None:
         while True:
@@ -366,7 +372,7 @@ class Coordinator:
             self._dispatch.watch(stood_still=late_s > limit_s / 2)
 
     async def _watch_journal(self) -> None:
-        await self._journal.failed
+        raise await self._journal.failed
 
     async def _write_status(self) -> None:
         while True:

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from prorl_hpc.core.events import Event, ServerLost, ServerSeen
 from prorl_hpc.inference.outside_client import OutsideClient
 from prorl_hpc.inference.outside_probe import probe
@@ -71,6 +73,13 @@ class OutsideServers:
         """Those that an earlier process of this job had; whether they live is seen later."""
         for server in self._keepsakes.outside.values():
             self._join(server, server.model)
+
+    def follow(self, policy: str) -> None:
+        """The policy has newer weights: servers whose version nobody named pass for as new."""
+        for outside in self._servers.values():
+            if outside.server.policy == policy and outside.server.weight_version is None:
+                outside.ref = replace(outside.ref, weight_version=self._newest(policy))
+                self._tell(ServerSeen(outside.ref, outside.ref.weight_version, outside.healthy))
 
     def statuses(self, assigned: Callable[[str], int], draining: Callable[[str], bool]) -> list[ServerStatus]:
         return [

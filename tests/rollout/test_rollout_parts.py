@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from prorl_hpc.config.schema import RolloutConfig
-from prorl_hpc.messages.batch import BatchResult, BatchSpec
-from prorl_hpc.messages.control import AgentToCoordinator, InferenceHello, ServerLoad, ServerRef
-from prorl_hpc.messages.errors import ServiceError
+from prorl_hpc.messages.batch import BatchSpec
+from prorl_hpc.messages.control import (
+    AgentToCoordinator,
+    Goodbye,
+    InferenceHello,
+    Pools,
+    ServerLoad,
+    ServerRef,
+    WorkerHello,
+)
+from prorl_hpc.messages.errors import RunError, ServiceError
 from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
+from prorl_hpc.messages.rollout import RolloutSpec, Status
 from prorl_hpc.rollout.agents import Agents
 from prorl_hpc.rollout.coordinator import Coordinator
-from prorl_hpc.rollout.ledger import Ledger
+from prorl_hpc.rollout.journal import Journal
+from prorl_hpc.rollout.keepsakes import Keepsakes
 from prorl_hpc.rollout.weights import WeightFanOut
 from prorl_hpc.transport.channels import RouterDoor
 from prorl_hpc.transport.keys import RunKeys
@@ -26,35 +38,6 @@ def hello(server_id: str = "s", version: int = 0) -> InferenceHello:
 
 def load(tokens: int, version: int = 0) -> ServerLoad:
     return ServerLoad("s", version, 0, 0, 0, tokens, True)
-
-
-# ledger
-
-
-def test_results_and_ids_are_kept_for_a_while_only() -> None:
-    ledger: Ledger[str] = Ledger("batch", keep_results=1, keep_ids=2)
-    for name in "abc":
-        assert ledger.is_new(name, [name])
-        ledger.open(name, [name])
-        ledger.finish(name, f"result {name}")
-    assert ledger.result("c") == "result c"
-    with pytest.raises(ServiceError) as gone:
-        ledger.result("b")
-    assert (gone.value.status, gone.value.code) == (410, "result_gone")
-    with pytest.raises(ServiceError) as unknown:
-        ledger.result("a")
-    assert unknown.value.status == 404
-    assert not ledger.is_new("b", ["b"])
-
-
-async def test_all_who_wait_are_woken() -> None:
-    ledger: Ledger[str] = Ledger("batch", keep_results=1, keep_ids=2)
-    ledger.open("a", 1)
-    assert await ledger.wait("a", 0.01) is None
-    waiting = [asyncio.create_task(ledger.wait("a", 10)) for _ in range(3)]
-    await asyncio.sleep(0)
-    ledger.finish("a", "done")
-    assert await asyncio.gather(*waiting) == ["done"] * 3
 
 
 # weights
@@ -157,34 +140,70 @@ def test_silence() -> None:
 # coordinator
 
 
-async def test_a_store_that_cannot_write_ends_the_coordinator(tmp_path: Path) -> None:
-    class FullDisk:
-        def write_batch(self, batch_id: str, result: BatchResult) -> Path:
-            raise OSError(28, "No space left on device")
+@asynccontextmanager
+async def coordinator(directory: Path) -> AsyncIterator[tuple[Coordinator, Journal]]:
+    """One that two agents have joined, without its tasks."""
+    keys = RunKeys.create(directory / "keys")
+    door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, directory / "c.zmq")
+    journal = await Journal.open(directory / "journal.sqlite", epoch="job", store=None)
+    made = Coordinator(
+        "run",
+        RolloutConfig(),
+        door,
+        journal,
+        Keepsakes(directory / "keepsakes.json", "job"),
+        status_file=directory / "status.json",
+        tasks=["t"],
+    )
+    try:
+        yield made, journal
+    finally:
+        door.close()
+        await journal.close()
 
-    keys = RunKeys.create(tmp_path / "keys")
-    door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, tmp_path / "c.zmq")
-    coordinator = Coordinator("run", RolloutConfig(), door, store=FullDisk(), status_file=tmp_path / "status.json")
-    running = asyncio.create_task(coordinator.run(asyncio.Event()))
-    await asyncio.sleep(0)
-    coordinator.submit_batch(BatchSpec("b", "t", [{}], 1, 2))
-    coordinator.cancel_batch("b")
-    with pytest.raises(ExceptionGroup) as broken:
-        await asyncio.wait_for(running, 10)
-    door.close()
-    assert "batch b cannot be written" in str(broken.value.exceptions[0])
+
+def join(coordinator: Coordinator) -> None:
+    coordinator.take(b"w", WorkerHello("w", "n", Pools(), "fake"))
+    coordinator.take(b"s", hello())
+
+
+async def test_a_journal_that_cannot_write_ends_the_coordinator(tmp_path: Path) -> None:
+    async with coordinator(tmp_path) as (made, journal):
+        running = asyncio.create_task(made.run(asyncio.Event()))
+        await asyncio.sleep(0)
+        journal.failed.set_result(RunError("the disk is full"))
+        with pytest.raises(ExceptionGroup) as broken:
+            await asyncio.wait_for(running, 10)
+        assert "the disk is full" in str(broken.value.exceptions[0])
 
 
 async def test_too_many_rollouts_are_refused_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl_hpc.rollout.coordinator.MAX_LIVE_ROLLOUTS", 5)
-    keys = RunKeys.create(tmp_path / "keys")
-    door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, tmp_path / "c.zmq")
-    coordinator = Coordinator("run", RolloutConfig(), door, store=None, status_file=tmp_path / "status.json")
-    coordinator.submit_batch(BatchSpec("b", "t", [{}], 1, 4))
-    coordinator.submit_batch(BatchSpec("b", "t", [{}], 1, 4))
-    with pytest.raises(ServiceError) as refused:
-        coordinator.submit_batch(BatchSpec("c", "t", [{}], 1, 2))
-    assert (refused.value.status, refused.value.code) == (429, "queue_full")
-    with pytest.raises(ServiceError):
-        coordinator.batch_progress("c")
-    door.close()
+    monkeypatch.setattr("prorl_hpc.rollout.admission.MAX_LIVE_ROLLOUTS", 5)
+    async with coordinator(tmp_path) as (made, _):
+        join(made)
+        await made.submit_batch(BatchSpec("b", "t", [{}], 1, 4))
+        await made.submit_batch(BatchSpec("b", "t", [{}], 1, 4))
+        with pytest.raises(ServiceError) as refused:
+            await made.submit_batch(BatchSpec("c", "t", [{}], 1, 2))
+        assert (refused.value.status, refused.value.code) == (429, "queue_full")
+        with pytest.raises(ServiceError):
+            await made.batch_progress("c")
+
+
+async def test_without_anybody_to_do_it_an_order_is_refused_unless_it_is_known(tmp_path: Path) -> None:
+    rollouts = [RolloutSpec("a", "t", {})]
+    async with coordinator(tmp_path) as (made, _):
+        for submit in (made.submit_rollouts(rollouts), made.submit_batch(BatchSpec("b", "t", [{}], 1, 2))):
+            with pytest.raises(ServiceError) as refused:
+                await submit
+            assert (refused.value.status, refused.value.code) == (503, "no_workers")
+        made.take(b"w", WorkerHello("w", "n", Pools(), "fake"))
+        with pytest.raises(ServiceError) as refused:
+            await made.submit_rollouts(rollouts)
+        assert (refused.value.status, refused.value.code) == (503, "no_servers")
+        made.take(b"s", hello())
+        await made.submit_rollouts(rollouts)
+        made.take(b"w", Goodbye("w"))
+        assert [p.status for p in await made.submit_rollouts(rollouts)] == [Status.QUEUED]
+        with pytest.raises(ServiceError, match="other contents"):
+            await made.submit_rollouts([RolloutSpec("a", "t", {"other": 1})])

@@ -98,5 +98,7 @@ async def test_a_resumed_run_starts_with_free_ids(real: RealRun) -> None:
                 break
         await client.submit_batch(real.order("b", 2))
         assert (await asyncio.wait_for(client.wait_batch("b"), 60)).progress.accepted == 2
+    real.children["coordinator"].terminate()
+    assert await asyncio.to_thread(real.children["coordinator"].wait, 20) == 0
     table = read_rollouts(real.run, ["rollout_id", "batch_id"])
     assert table.num_rows >= 8 + 10  # what the job before had made is kept

@@ -175,7 +175,9 @@ def _check_value(value: Any, bound: dict[str, Any], field: str) -> None:
 def _told(name: str, value: Any) -> str:
     if name in _SECRET:
         return f"{name} is not what it may be"
-    return f"{name} has {len(value)} entries" if isinstance(value, list) else f"{name} is {str(value)[:MAX_NAME]!r}"
+    if isinstance(value, list):
+        return f"{name} has {len(value)} entries"
+    return f"{name} is {value[:MAX_NAME]!r}" if isinstance(value, str) else f"{name} is {value}"
 
 
 def _expected(bound: dict[str, Any], low: float | None, high: float | None) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from fake_run import fake_run
 from service_run import service_run
@@ -24,6 +25,7 @@ class Place:
     """A service with one worker and one LLM server. ``hold``: rollouts stay in RUN until ``release``."""
 
     client: RolloutClient
+    socket_path: Path
     hold: Callable[[], None]
     release: Callable[[], None]
 
@@ -32,12 +34,12 @@ class Place:
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
     if request.param == "fake":
         async with fake_run(tmp_path) as fake, fake.client(patience_s=0) as client:
-            yield Place(client, fake.service.hold, fake.service.release)
+            yield Place(client, fake.socket_path, fake.service.hold, fake.service.release)
         return
     async with service_run(tmp_path) as run, run.client(patience_s=0) as client:
         worker = await run.worker()
         await run.server()
-        yield Place(client, worker.may_run.clear, worker.may_run.set)
+        yield Place(client, run.socket_path, worker.may_run.clear, worker.may_run.set)
 
 
 def order(batch_id: str = "b", **changes: Any) -> BatchSpec:
@@ -58,7 +60,7 @@ async def refusal(call: Any) -> tuple[int, str]:
 
 async def until_running(client: RolloutClient, rollout_id: str) -> None:
     async with asyncio.timeout(10):
-        while (await client.get_rollout(rollout_id)).status is not Status.RUN:  # noqa: ASYNC110
+        while rollout_id not in [r.rollout_id for r in await client.list_rollouts(status=Status.RUN)]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -213,3 +215,24 @@ async def test_metrics(place: Place) -> None:
     text = await place.client.metrics()
     assert "prorl_rollouts_accepted_total 1.0" in text
     assert 'prorl_rollouts_ended_total{kind="none",status="done"} 1.0' in text
+
+
+async def test_a_job_of_prorl_agent(place: Place) -> None:
+    unix = aiohttp.UnixConnector(str(place.socket_path))
+    async with aiohttp.ClientSession("http://localhost", connector=unix) as session:
+
+        async def ask(path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+            async with session.post(path, json=body) as response:
+                return response.status, await response.json()
+
+        job = {"instance": {"data_source": "t", "instance_id": "i", "id": "x"}, "job_id": "a/b"}
+        assert (await ask("/start"))[0] == 200
+        code, result = await ask("/process", job)
+        assert (code, result["instance_id"], result["success"], result["filter"]) == (200, "i", True, False)
+        assert await ask("/process", job) == (200, result)
+        place.hold()
+        other = asyncio.create_task(ask("/process", job | {"job_id": "c"}))
+        await until_running(place.client, "job-c")
+        assert (await ask("/stop"))[0] == 200
+        code, result = await other
+        assert (code, result["error"], result["filter"]) == (200, "cancelled", True)

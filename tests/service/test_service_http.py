@@ -326,6 +326,13 @@ async def test_a_row_beyond_msgpack_is_refused(session: aiohttp.ClientSession) -
     assert (status, answer["error"]["details"]["field"]) == (400, "$.rows")
 
 
+def test_the_documentation_names_every_call() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
+    for call in make_app(None).state.calls:  # type: ignore[arg-type]
+        literal = call.path.split("{id}")[0].rstrip("/")
+        assert literal in text, call
+
+
 async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, Any, BaseException | None]:
     """Status, answer, and what the app raised after it had answered."""
     sent: list[Message] = []

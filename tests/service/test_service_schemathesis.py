@@ -14,7 +14,7 @@ from typing import Any
 
 import schemathesis
 from fake_service import FakeService
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from schemathesis.config import SchemathesisConfig
 
 from prorl_hpc.messages.batch import BatchSpec
@@ -71,8 +71,9 @@ schema = schemathesis.openapi.from_asgi(
 _KNOWN = {"batches": "b", "rollouts": "a", "workers": "w0", "servers": "s0"}
 
 
-def _settings(examples: int) -> settings:
+def _settings(examples: int, **more: Any) -> settings:
     return settings(
+        **more,
         max_examples=examples,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -86,13 +87,13 @@ def _check(case: schemathesis.Case) -> None:
 
 
 @schema.parametrize()
-@_settings(15)
+@_settings(8)
 def test_the_document_holds(case: schemathesis.Case) -> None:
     _check(case)
 
 
 @schema.parametrize()
-@_settings(3)
+@_settings(5, phases=[Phase.generate])
 def test_the_document_holds_for_what_is_there(case: schemathesis.Case) -> None:
     if "id" in case.path_parameters:
         case.path_parameters["id"] = _KNOWN[case.path.split("/")[2]]

@@ -101,6 +101,11 @@ def _trainer(config: ProrlConfig) -> Iterator[str]:
             f"trainer.max_rows_per_step={trainer.max_rows_per_step} is less than trainer.groups_per_step="
             f"{trainer.groups_per_step}: a step could never be filled"
         )
+    if trainer.when_full == "carry" and trainer.max_parallel_groups <= trainer.groups_per_step:
+        yield (
+            f"trainer.when_full=carry needs spare groups in flight: trainer.max_parallel_groups="
+            f"{trainer.max_parallel_groups} must be greater than trainer.groups_per_step={trainer.groups_per_step}"
+        )
     if len(trainer.adam_betas) != 2 or not all(0 <= beta < 1 for beta in trainer.adam_betas):
         yield f"trainer.adam_betas={trainer.adam_betas}: must be two numbers, each at least 0 and less than 1"
     if trainer.top_p != 1.0:

@@ -47,6 +47,10 @@ def test_the_configurations_that_come_with_it_are_valid(overrides: list[str]) ->
         ({"rollout__drain_s": 8.0}, "rollout.drain_s=8 must be less than run.stop_timeout_s=8"),
         ({"run__restarts": -1}, "run.restarts=-1: must be 0 or more"),
         ({"trainer__when_full": "keep"}, "trainer.when_full=keep: must be one of cancel, carry"),
+        (
+            {"trainer__when_full": "carry"},
+            "trainer.max_parallel_groups=0 must be greater than trainer.groups_per_step=4",
+        ),
         ({"task__max_turn_tokens": 5000}, "leaves no room"),
         ({"cluster__account": "x"}, "cluster.account=x has no effect"),
         ({"cluster__rollout__partition": "x"}, "cluster.rollout.partition=x has no effect"),

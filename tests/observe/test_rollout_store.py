@@ -3,13 +3,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchState, GroupOutcome, GroupResult
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, Stage, StageTiming, Status
 from prorl_hpc.messages.trajectory import Message, Segment, Trajectory
-from prorl_hpc.observe.rollout_store import SCHEMA, RolloutStore, read_rollouts
+from prorl_hpc.observe.rollout_store import SCHEMA, RolloutStore, StoredRollout, read_rollouts
 
 DONE = RolloutResult(
     rollout_id="step-1.g0.s0",
@@ -95,16 +97,91 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(run.rollouts.iterdir()) == []
 
 
-@pytest.mark.parametrize("batch_id", ["", "../escape", ".hidden", "a/b", "a\0b"])
+@pytest.mark.parametrize("batch_id", ["", "../escape", ".hidden", "a/b", "a\0b", "a~1", "x" * 201, "single-7"])
 def test_ids_that_are_no_file_names_are_refused(tmp_path: Path, batch_id: str) -> None:
     with pytest.raises(ValueError, match="batch_id"):
         RolloutStore(RunDirectory(tmp_path)).write_batch(batch_id, batch(DONE))
 
 
 def test_odd_numbers_survive(tmp_path: Path) -> None:
-    import msgspec
-
     run = RunDirectory(tmp_path)
     RolloutStore(run).write_batch("b", batch(msgspec.structs.replace(DONE, metrics={"x": math.inf}, reward=-0.5)))
     (row,) = read_rollouts(run).to_pylist()
     assert row["reward"] == -0.5 and dict(row["metrics"]) == {"x": math.inf}
+
+
+def rows_of(count: int, tokens: int = 3) -> list[StoredRollout]:
+    rows = []
+    for i in range(count):
+        segments = [Segment([i] * tokens), Segment([7], logprobs=[-0.5], trained=True, weight_version=i)]
+        result = msgspec.structs.replace(DONE, rollout_id=f"r{i}")
+        rows.append(StoredRollout(result, Trajectory(segments, [Message("user", str(i))], i % 2 == 0), cursor=i + 1))
+    return rows
+
+
+def test_single_trajectories_are_read_back_by_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_hpc.observe.rollout_store.ROW_GROUP_ROLLOUTS", 4)
+    store = RolloutStore(RunDirectory(tmp_path))
+    rows = rows_of(10)
+    file = store.begin_singles(1, epoch=1)
+    places = [file.add(row) for row in rows]
+    assert not list(store.path("x").parent.glob("*.parquet"))  # not before it is whole
+    path = file.finish()
+    assert path.name == "single-1.parquet" and places[9] == (2, 1)
+    assert pq.ParquetFile(path).num_row_groups == 3
+    wanted = [9, 0, 5]
+    assert store.read(path.name, [places[i] for i in wanted]) == [rows[i].trajectory for i in wanted]
+
+
+def test_long_trajectories_make_small_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_hpc.observe.rollout_store.ROW_GROUP_TOKENS", 100)
+    file = RolloutStore(RunDirectory(tmp_path)).begin_singles(1, epoch=1)
+    assert [file.add(row) for row in rows_of(3, tokens=60)] == [(0, 0), (0, 1), (1, 0)]
+    file.abandon()
+    assert list(RunDirectory(tmp_path).rollouts.iterdir()) == []
+
+
+def test_odd_trajectories_are_read_back(tmp_path: Path) -> None:
+    store = RolloutStore(RunDirectory(tmp_path))
+    empty_turn = Segment([], logprobs=[], trained=True, weight_version=3)
+    odd = [
+        Trajectory(),
+        Trajectory([Segment([]), empty_turn], [], truncated=True),
+        Trajectory([empty_turn, Segment([1]), Segment([2], [-1.0], True, None), Segment([3, 4])]),
+    ]
+    file = store.begin_batch("b", epoch=1)
+    places = [file.add(StoredRollout(DONE, trajectory, "b")) for trajectory in odd]
+    assert store.read(file.finish().name, places) == odd
+
+
+def test_a_batch_of_an_older_epoch_is_kept_beside(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    store = RolloutStore(run)
+    for epoch, result in ((1, batch(DONE)), (1, batch(BROKEN)), (3, batch(DONE, BROKEN))):
+        store.write_batch("b", result, epoch)
+    assert sorted(path.name for path in run.rollouts.iterdir()) == ["b.parquet", "b~1.parquet"]
+    assert read_rollouts(run, ["status"])["status"].to_pylist() == ["done", "failed", "failed"]
+
+
+def test_files_of_version_1_are_read(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    path = RolloutStore(run).write_batch("b", batch(DONE))
+    old = pq.read_table(path).drop_columns(["cursor", "carried_from"]).replace_schema_metadata({"prorl_rollouts": "1"})
+    pq.write_table(old, path)
+    (row,) = read_rollouts(run).to_pylist()
+    assert (row["cursor"], row["carried_from"], row["token_ids"]) == (None, None, [1, 2, 3, 4, 5])
+    assert read_rollouts(run, ["cursor", "status"]).column_names == ["cursor", "status"]
+    pq.write_table(old.replace_schema_metadata({"prorl_rollouts": "99"}), path)
+    with pytest.raises(ValueError, match=r"b\.parquet is of version 99"):
+        read_rollouts(run)
+
+
+def test_what_a_killed_process_left_is_cleared_and_never_read(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    store = RolloutStore(run)
+    store.write_batch("b", batch(DONE))
+    torn = run.rollouts / ".rollouts-1.part"
+    torn.write_bytes(b"PAR1")
+    assert read_rollouts(run, ["status"]).num_rows == 1
+    store.clear_aside()
+    assert not torn.exists()

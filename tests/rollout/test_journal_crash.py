@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from journal_run import open_journal
+from journal_run import RAW, batch, ended, finished, open_journal
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.observe.rollout_store import read_rollouts
+from prorl_hpc.rollout import journal_shelving
+from prorl_hpc.rollout.journal_database import Database
 from prorl_hpc.rollout.journal_records import OpenBatch
 
 CHILD = """
@@ -90,3 +92,39 @@ async def test_another_process_is_refused_while_one_has_it(tmp_path: Path) -> No
         child.communicate()
     journal = await open_journal(tmp_path)
     await journal.close()
+
+
+async def test_a_file_that_was_not_noted_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = journal_shelving.note_places
+
+    def power_cut(db: Database, file: int, places: object, order: int | None) -> None:
+        if (order is None) == cut_singles:
+            raise OSError("power cut")
+        real(db, file, places, order)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(journal_shelving, "note_places", power_cut)
+    cut_singles = False
+    journal = await open_journal(tmp_path)
+    await journal.accept_batch(batch("b"))
+    await journal.accept_batch(batch("goes-on"))
+    rollouts = [ended("b.g0.s0"), ended("b.g0.s1")]
+    for rollout in rollouts:
+        await journal.record(rollout, RAW, "b")
+    await journal.record(ended("x"), RAW, "")
+    await journal.record(ended("goes-on.g0.s0"), RAW, "goes-on")
+    await journal.finish_batch(finished("b", {0: rollouts}), keeps_open=False)
+    assert "power cut" in str(await journal.failed)
+    await journal.close()
+    cut_singles = True
+    journal = await open_journal(tmp_path)
+    await journal.close()
+    assert "power cut" in str(await journal.failed)
+    assert sorted(path.name for path in (tmp_path / "rollouts").iterdir()) == ["b.parquet", "single-3.parquet"]
+
+    monkeypatch.setattr(journal_shelving, "note_places", real)
+    journal = await open_journal(tmp_path)
+    # Goes into its batch's file now, as if there had been no other.
+    await journal.finish_batch(finished("goes-on", {0: [ended("goes-on.g0.s0")]}), keeps_open=False)
+    await journal.close()
+    rows = read_rollouts(RunDirectory(tmp_path), ["rollout_id"])["rollout_id"].to_pylist()
+    assert rows == ["b.g0.s0", "b.g0.s1", "goes-on.g0.s0", "x"]

@@ -225,6 +225,7 @@ def figures(plan: SoakPlan, count: SoakCount) -> list[Figure]:
     found = []
     for place, seen in places:
         found.append(Figure.exactly(f"lost ({place})", count.lost(ids, seen), 0, "rollouts", "accepted ids", how))
+        how = ""
         found.append(Figure.exactly(f"delivered twice ({place})", count.twice(seen), 0, "rollouts", "accepted ids"))
         found.append(Figure.exactly(f"unknown ids ({place})", len(seen.keys() - set(ids)), 0, "ids", "accepted ids"))
     failed = plan.rollouts - count.statuses[Status.DONE]

@@ -23,3 +23,4 @@ def test_nothing_is_lost_or_delivered_twice() -> None:
     count = soak(plan, print)
     assert {figure.name: figure.value for figure in figures(plan, count) if not figure.holds} == {}
     assert count.killed("coordinator") == 1 and count.killed("worker") >= 1
+    assert count.attempts > plan.rollouts  # kills hit rollouts under way, which were begun again

@@ -151,7 +151,10 @@ class ServerBalancer:
         self._rank(server)
 
     def _heap(self, policy: str) -> LeastLoaded[float]:
-        return self._eligible.setdefault(policy, LeastLoaded())
+        heap = self._eligible.get(policy)
+        if heap is None:
+            heap = self._eligible[policy] = LeastLoaded()
+        return heap
 
     def _rank(self, server: _Server) -> None:
         heap = self._heap(server.ref.policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -10,13 +11,15 @@ T = TypeVar("T", str, tuple[str, str])
 
 
 class Deadlines(Generic[T]):
-    """Times with what they are about. Nothing is taken back: whoever looks sees whether it still matters."""
+    """Times with what they are about. Nothing is taken back: whoever looks sees whether it still matters.
+    What is due at infinity is not kept."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, T]] = []
 
     def add(self, time: float, about: T) -> None:
-        heapq.heappush(self._heap, (time, about))
+        if time < math.inf:
+            heapq.heappush(self._heap, (time, about))
 
     def due(self, now: float) -> Iterator[tuple[float, T]]:
         """Take out all whose time has come, the earliest first."""

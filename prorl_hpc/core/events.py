@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from prorl_hpc.messages.control import (
     Discard,
     Discarded,
@@ -122,24 +124,21 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """Send ``message`` to the worker."""
 
     worker_id: str
     message: StartInit | StartRun | StartEval | MoveRun | Discard
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """A rollout ended; said exactly once for each that was accepted. ``result`` is slim, ``trajectory`` apart."""
 
     result: RolloutResult
     trajectory: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Retried:
+class Retried(msgspec.Struct, frozen=True):
     """A rollout starts again as ``attempt``."""
 
     rollout_id: str

@@ -37,7 +37,8 @@ class LeastLoaded(Generic[Load]):
         if known is not None and known[0] == load:
             return
         turn = next(self._turns)
-        self._loads[key] = current = (load, turn)
+        current = (load, turn)
+        self._loads[key] = current
         if known is not None and self._counted[key] < current:
             return
         self._counted[key] = current
@@ -54,7 +55,8 @@ class LeastLoaded(Generic[Load]):
 
     def least(self, without: Collection[str] = ()) -> str | None:
         """The key with the smallest load that is not in ``without``; None if there is none."""
-        heap, skipped, found = self._heap, [], None
+        heap, found = self._heap, None
+        skipped: list[tuple[Load, int, str]] = []
         while heap:
             load, turn, key = heap[0]
             current = self._loads.get(key)
@@ -62,7 +64,7 @@ class LeastLoaded(Generic[Load]):
                 heapq.heappop(heap)
             elif current != (load, turn):
                 self._counted[key] = current
-                heapq.heapreplace(heap, (*current, key))
+                heapq.heapreplace(heap, (current[0], current[1], key))
             elif key in without:
                 skipped.append(heapq.heappop(heap))
             else:

@@ -14,6 +14,7 @@ import msgspec
 from prorl_hpc.messages.rollout import Budgets, Failure, RolloutResult, RolloutSpec, Stage, StageTiming, Status
 
 _DEFAULT_BUDGETS = Budgets()
+_STATUS = {stage: Status(stage.value) for stage in Stage}
 ATTEMPT_MARK = "#"
 """Not allowed in rollout ids."""
 
@@ -77,7 +78,7 @@ class Life:
     def begin(self, stage: Stage, now: float) -> None:
         """A stage starts: its wait is over and its clock runs."""
         self.queued_s = now - self.since
-        self.enter(Status(stage.value), now)
+        self.status, self.since = _STATUS[stage], now
 
     def end_stage(self, stage: Stage, busy_s: float, now: float) -> None:
         """Note a stage's time; ``busy_s`` is the worker's word, and cannot be more than has passed here."""
@@ -86,8 +87,11 @@ class Life:
     def budget_s(self, stage: Stage) -> float:
         """Seconds that ``stage`` may take: its own budget, or what the stages before left of the total."""
         budgets = self.budgets
-        own = {Stage.INIT: budgets.init_s, Stage.RUN: budgets.run_s, Stage.EVAL: budgets.eval_s}[stage]
-        return min(own, budgets.total_s - sum(timing.busy_s for timing in self.timings))
+        spent_s = 0.0
+        for timing in self.timings:
+            spent_s += timing.busy_s
+        own_s = budgets.run_s if stage is Stage.RUN else budgets.init_s if stage is Stage.INIT else budgets.eval_s
+        return min(own_s, budgets.total_s - spent_s)
 
     def try_again(self, now: float) -> None:
         """Back to the queue as the next attempt, with a fresh clock for the stages; the wall cap stays."""

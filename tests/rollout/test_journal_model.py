@@ -160,6 +160,19 @@ class Walk:
         else:
             self.model.orders.remove(order)
 
+    async def hand_over(self, name: str, following: str, records: int) -> None:
+        """What ``accept_batch`` and ``finish`` seldom come to by chance."""
+        await self.accept_batch(name, True)
+        order = self.model.batch(name)
+        if order is not None and following not in self.model.known:
+            index = self.model.orders.index(order)
+            for pick in range(records):
+                await self.record(index + pick * len(self.model.orders))
+            await self.finish(name, True)
+            await self.note(index, 3)
+            await self.accept_batch(following, True)
+            await self.check()
+
     async def pause(self, on: bool) -> None:
         await self.journal.set_paused(on)
         self.model.paused = on
@@ -185,6 +198,8 @@ steps = st.one_of(
     st.tuples(st.just("record"), picks),
     st.tuples(st.just("cancel"), st.sampled_from(BATCHES)),
     st.tuples(st.just("finish"), st.sampled_from(BATCHES), flags),
+    st.tuples(st.just("hand_over"), st.sampled_from(BATCHES), st.sampled_from(BATCHES), st.integers(0, 4)),
+    st.tuples(st.just("check")),
     st.tuples(st.just("pause"), flags),
     st.tuples(st.just("refuse"), st.sampled_from(BATCHES)),
     st.tuples(st.just("reopen"), st.sampled_from((False, False, True))),

@@ -145,6 +145,8 @@ class RolloutConfig:
     """A node's agent unheard for so long is taken as lost."""
     http_tcp: bool = True
     """Serve the HTTP API on TCP too (token in the run directory); the Unix socket is always there."""
+    http_port: int = 0
+    """Its port; 0: one that is free, the same again for a coordinator that is started again."""
     keep_trajectories: bool = True
     """Write rollouts/*.parquet. Without it only the newest trajectories are kept, in the journal."""
 

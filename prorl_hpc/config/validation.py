@@ -49,6 +49,7 @@ _RULES: list[tuple[Check, str]] = [
     (_FRACTION, "engine.gpu_memory_utilization trainer.top_p"),
     ((lambda v: 0 < v < 1, "between 0 and 1"), "trainer.clip_low"),
     ((lambda v: v in (0, 1, 2, 3), "0, 1, 2 or 3"), "trainer.zero_stage"),
+    ((lambda v: v == 0 or 1024 <= v < 65536, "0, or 1024 to 65535"), "rollout.http_port"),
     (_one_of("local", "slurm"), "cluster.kind"),
     (_one_of("auto", "vllm", "transformers", "scripted"), "engine.kind"),
     (_one_of("auto", "apptainer", "local"), "sandbox.kind"),

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import sys
+from urllib.parse import urlsplit
 
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.control import AgentToCoordinator
@@ -42,6 +43,7 @@ async def serve(process: Process) -> None:
     epoch = os.environ.get(JOB_TOKEN, "")
     process.say(Phase.STARTING, "reading the journal")
     store = RolloutStore(run) if config.rollout.keep_trajectories else None
+    keepsakes = Keepsakes(run.keepsakes_file, epoch)
     journal = await Journal.open(run.journal_file, epoch=epoch, store=store)
     door: RouterDoor[AgentToCoordinator] = RouterDoor(
         AgentToCoordinator, keys, process.runtime_dir / "coordinator.zmq", None if plan.single_node else address
@@ -52,7 +54,7 @@ async def serve(process: Process) -> None:
             config.rollout,
             door,
             journal,
-            Keepsakes(run.keepsakes_file, epoch),
+            keepsakes,
             status_file=run.status_file,
             tasks=sorted({*BUILT_IN, config.task.name}),
             first_server_s=config.run.start_timeout_s,
@@ -65,10 +67,13 @@ async def serve(process: Process) -> None:
             coordinator,
             socket_path,
             tcp_host=tcp_host,
+            tcp_ports=[port] if (port := config.rollout.http_port) else [keepsakes.http_port, 0],
             token=keys.api_token,
             process_timeout_s=config.rollout.total_s,
             own_task=config.task.name,
         ) as face:
+            if face.url:
+                keepsakes.listens(urlsplit(face.url).port or 0)
             endpoints = {"zmq_ipc": door.ipc, "zmq_tcp": door.tcp, "uds": str(socket_path), "http": face.url}
             process.ready({kind: where for kind, where in endpoints.items() if where})
             await coordinator.run(stop)

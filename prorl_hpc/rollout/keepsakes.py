@@ -1,4 +1,5 @@
-"""What a coordinator that is started anew must know beside the orders: outside LLM servers and the newest weights.
+"""What a coordinator that is started anew must know beside the orders: outside LLM servers, the newest weights, and
+where it was to be found.
 
 They hold for one job: a resumed run has other servers, and its trainer publishes anew.
 """
@@ -17,6 +18,7 @@ class _Kept(msgspec.Struct):
     epoch: str
     outside: dict[str, OutsideServer] = {}
     weights: dict[str, WeightUpdate] = {}
+    http_port: int = 0
 
 
 class Keepsakes:
@@ -37,6 +39,15 @@ class Keepsakes:
     def weights(self) -> dict[str, WeightUpdate]:
         """The newest update of each policy; not to be changed."""
         return self._kept.weights
+
+    @property
+    def http_port(self) -> int:
+        """The TCP port of the HTTP API; 0 if there was none yet."""
+        return self._kept.http_port
+
+    def listens(self, http_port: int) -> None:
+        self._kept.http_port = http_port
+        write_json(self._path, self._kept)
 
     def add_outside(self, server: OutsideServer) -> None:
         self._kept.outside[server.server_id] = server

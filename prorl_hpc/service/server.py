@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from prorl_hpc.messages.errors import RunError
 from prorl_hpc.service.app import PROCESS_TIMEOUT_S, make_app
 from prorl_hpc.service.bearer_token import BearerToken
 from prorl_hpc.service.protocol import RolloutService
@@ -41,24 +42,27 @@ class HttpFace:
         *,
         tcp_host: str | None,
         token: str,
+        tcp_ports: Sequence[int] = (0,),
         process_timeout_s: float = PROCESS_TIMEOUT_S,
         **app_settings: Any,
     ) -> None:
-        """``tcp_host``: the address to listen on (port chosen by the system); None: no TCP.
+        """``tcp_host``: the address to listen on; None: no TCP. ``tcp_ports``: those to try in order, 0 for one that
+        the system chooses; RunError when none is free.
         ``process_timeout_s``: what a job of /process may take in its stages (rollout.total_s); it is ended after
         2 × this + 10 seconds. ``app_settings``: the others of make_app."""
         self._app = make_app(service, process_timeout_s=process_timeout_s, **app_settings)
         self._socket_path = socket_path
         self._tcp_host = tcp_host
+        self._tcp_ports = tcp_ports
         self._token = token
         self._servers: list[_Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.url = ""
 
     async def __aenter__(self) -> HttpFace:
+        listener = None if self._tcp_host is None else _tcp_socket(self._tcp_host, self._tcp_ports)
         await self._serve(self._app, _unix_socket(self._socket_path))
-        if self._tcp_host is not None:
-            listener = socket.create_server((self._tcp_host, 0), backlog=1024)
+        if listener is not None:
             self.url = "http://{}:{}".format(*listener.getsockname()[:2])
             await self._serve(BearerToken(self._app, self._token, self._app.state.http_metrics.refused), listener)
         return self
@@ -91,6 +95,19 @@ class HttpFace:
                 task.result()
                 raise RuntimeError("the HTTP server ended before it listened")
             await asyncio.sleep(0.01)
+
+
+def _tcp_socket(host: str, ports: Sequence[int]) -> socket.socket:
+    """Listening at the first of ``ports`` that is free."""
+    for port in ports:
+        try:
+            return socket.create_server((host, port), backlog=1024)
+        except OSError as error:
+            failed = error
+    asked = ", ".join(map(str, ports))
+    raise RunError(
+        f"the HTTP API cannot listen on {host}, port {asked}: {failed}. Set rollout.http_port to another port"
+    )
 
 
 def _unix_socket(path: Path) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from prorl_hpc.messages.status import Phase, ProcessState
 from prorl_hpc.observe.process import Process
 from prorl_hpc.service.client import RolloutClient
 from prorl_hpc.slurm.plan import make_plan
+from prorl_hpc.transport.addresses import node_address
 from prorl_hpc.transport.keys import RunKeys
 
 
@@ -38,7 +40,10 @@ def made_run(config: ProrlConfig) -> RunDirectory:
 class CoordinatorProcess:
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
-        command = [sys.executable, "-m", "prorl_hpc.rollout", "--run-dir", str(run.path), "--name", "coordinator"]
+        self.restart()
+
+    def restart(self) -> None:
+        command = [sys.executable, "-m", "prorl_hpc.rollout", "--run-dir", str(self.run.path), "--name", "coordinator"]
         self.child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def state(self) -> ProcessState | None:
@@ -89,6 +94,27 @@ async def test_it_serves_and_ends_in_order(coordinator: CoordinatorProcess, conf
     assert list(run.runtime_dir("/tmp").iterdir()) == []
     with pytest.raises(ServiceError, match="is ended"):
         RolloutClient.for_run(process)
+
+
+def test_a_coordinator_that_is_started_again_has_the_same_http_address(coordinator: CoordinatorProcess) -> None:
+    before = coordinator.ready().endpoints["http"]
+    coordinator.child.kill()
+    coordinator.child.wait()
+    pid = coordinator.child.pid
+    coordinator.restart()
+    while (state := coordinator.ready()).pid == pid:
+        time.sleep(0.05)
+    assert state.endpoints["http"] == before
+
+
+def test_an_http_port_that_is_taken(config: ProrlConfig) -> None:
+    with socket.create_server((node_address(), 0)) as taken:
+        config.rollout.http_port = taken.getsockname()[1]
+        coordinator = CoordinatorProcess(made_run(config))
+        _, words = coordinator.child.communicate(timeout=30)
+        assert coordinator.child.returncode == 1
+        assert "Set rollout.http_port to another port" in words
+    coordinator.run.runtime_dir("/tmp").rmdir()
 
 
 def test_several_nodes_get_a_tcp_door(config: ProrlConfig) -> None:

@@ -8,7 +8,7 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from prorl_hpc.bench.simulation_attempt import Attempt, VirtualClock
@@ -16,6 +16,7 @@ from prorl_hpc.bench.simulation_config import SimulationConfig
 from prorl_hpc.bench.simulation_draws import STAGES, Draws, Fate
 from prorl_hpc.bench.simulation_gauges import Gauges, Place
 from prorl_hpc.bench.simulation_llm import LlmServers
+from prorl_hpc.bench.simulation_outages import Outages
 from prorl_hpc.bench.simulation_supply import supply_of
 from prorl_hpc.bench.simulation_tally import Tally
 from prorl_hpc.core.events import (
@@ -23,12 +24,10 @@ from prorl_hpc.core.events import (
     Ended,
     Event,
     Order,
-    ServerLost,
     ServerSeen,
     Submit,
     Tick,
     WorkerJoined,
-    WorkerLost,
 )
 from prorl_hpc.core.groups import Moves
 from prorl_hpc.core.life import ATTEMPT_MARK
@@ -75,7 +74,8 @@ class Cluster:
         self._todo: deque[Event] = deque()
         self._fates: dict[str, Fate] = {}
         self._attempts: dict[str, Attempt] = {}
-        self._down: set[str] = set()
+        self._outages = Outages(config, self._draws, self._clock, self._happened, self._node_fell)
+        self._down = self._outages.down
         self._llms = LlmServers(config.server_concurrency, self._clock, self.gauges, self._served)
         self._counts = self._scheduler.counts
         self._alarm_s = math.inf
@@ -116,21 +116,16 @@ class Cluster:
         for number in range(config.servers):
             ref = ServerRef(f"server{number}", "", "", "")
             self._scheduler.handle(ServerSeen(ref, 0, True), 0.0)
-            if config.server_mtbf_s:
-                self._live(self._server_fails, ref, self._draws.up_times(1, number, config.server_mtbf_s), 0.0)
+            self._outages.expect_server(ref, number)
         for number in range(config.nodes):
             worker_id = f"node{number}"
             self._scheduler.handle(WorkerJoined(worker_id, config.pools), 0.0)
-            if config.node_mtbf_s:
-                self._live(self._node_fails, worker_id, self._draws.up_times(0, number, config.node_mtbf_s), 0.0)
+            self._outages.expect_node(worker_id, number)
         budgets = config.budgets
         if min(budgets.init_s, budgets.run_s, budgets.eval_s, budgets.total_s, budgets.wall_s) < math.inf:
             self._clock.at(_TICK_S, self._tick, None)
         self._set_alarm()
         self._happened(Tick(), 0.0)
-
-    def _live(self, fails: Callable[[Any, float], None], what: Any, up_times: Iterator[float], now: float) -> None:
-        self._clock.at(now + next(up_times), fails, (what, up_times))
 
     def _tick(self, _: None, now: float) -> None:
         self._happened(Tick(), now)
@@ -302,34 +297,11 @@ class Cluster:
         if attempt is not None and order.server is not None:
             self._llms.move(attempt, order.server.server_id, now)
 
-    # failures of machines
-
-    def _server_fails(self, what: tuple[ServerRef, Iterator[float]], now: float) -> None:
-        self._clock.at(now + self._config.server_down_s, self._server_returns, what)
-        self._happened(ServerLost(what[0].server_id, "a simulated fault"), now)
-
-    def _server_returns(self, what: tuple[ServerRef, Iterator[float]], now: float) -> None:
-        self._live(self._server_fails, *what, now)
-        self._happened(ServerSeen(what[0], 0, True), now)
-
-    def _node_fails(self, what: tuple[str, Iterator[float]], now: float) -> None:
-        worker_id = what[0]
-        self._down.add(worker_id)
+    def _node_fell(self, worker_id: str, now: float) -> None:
         for attempt_id in self._scheduler.workers[worker_id]:
             attempt = self._attempts.get(attempt_id)
             if attempt is not None:
                 self._drop(attempt, now)
-        if self._config.lost_after_s < self._config.node_down_s:
-            self._clock.at(now + self._config.lost_after_s, self._node_lost, worker_id)
-        self._clock.at(now + self._config.node_down_s, self._node_returns, what)
-
-    def _node_lost(self, worker_id: str, now: float) -> None:
-        self._happened(WorkerLost(worker_id, "a simulated fault"), now)
-
-    def _node_returns(self, what: tuple[str, Iterator[float]], now: float) -> None:
-        self._down.discard(what[0])
-        self._live(self._node_fails, *what, now)
-        self._happened(WorkerJoined(what[0], self._config.pools), now)
 
 
 _ORDERS: dict[type, Callable[[Cluster, str, Any, float], None]] = {

@@ -173,6 +173,8 @@ def _agreement(figures: RunFigures) -> str:
     ]
     rows = [(name, f"{value:.1e}") for name, value in facts if value is not None]
     note = "Difference of the engine's and the trainer's log-probabilities for the same tokens and weights, in nats."
+    if figures.largest("staleness"):
+        note += " Tokens of carried groups were written by older weights: only the probe compares the same ones there."
     return f"## Engine and trainer agree\n\n{note}\n\n" + _table(("", ""), rows)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import enum
+import itertools
 import sys
 import time
 from collections import Counter
@@ -27,13 +28,15 @@ from prorl_hpc.service.client import RolloutClient
 
 GROUP_SIZE = 8
 _TICK_S = 0.01
+_BATCH_GROUPS = 256
+_BATCHES_AT_ONCE = 2
 
 
 class Form(enum.StrEnum):
     """How the rollouts are asked for."""
 
-    BATCH = "batch"
-    """All as one batch of groups, whose result is fetched when it is done."""
+    BATCHES = "batches"
+    """As batches of groups, two at a time; the result of each is fetched when it is done."""
     STREAM = "stream"
     """One by one, many to a call, with the results read from the NDJSON stream."""
     STEADY = "steady"
@@ -45,7 +48,7 @@ class Load(msgspec.Struct, frozen=True):
     many at once (not with STEADY)."""
 
     rollouts: int
-    form: Form = Form.BATCH
+    form: Form = Form.BATCHES
     in_flight: int = 2000
     per_s: float = 0.0
     name: str = "load"
@@ -88,15 +91,26 @@ def _record_file(run: RunDirectory, name: str) -> Path:
     return run.state / f"{name}.load.json"
 
 
-async def as_batch(client: RolloutClient, load: Load) -> LoadRecord:
+async def as_batches(client: RolloutClient, load: Load) -> LoadRecord:
+    """As a trainer that orders the next step while one is under way: two batches at once."""
     groups = -(-load.rollouts // GROUP_SIZE)
-    rows = [load.row(number) for number in range(groups)]
-    parallel = max(1, load.in_flight // GROUP_SIZE)
-    spec = BatchSpec(load.name, TASK_NAME, rows, groups, GROUP_SIZE, GroupFilter.ALL, max_parallel_groups=parallel)
+    starts = range(0, groups, _BATCH_GROUPS)
+    parallel = max(1, load.in_flight // GROUP_SIZE // _BATCHES_AT_ONCE)
+    room = asyncio.Semaphore(_BATCHES_AT_ONCE)
+
+    async def one(start: int) -> list[RolloutResult]:
+        count = min(_BATCH_GROUPS, groups - start)
+        rows = [load.row(number) for number in range(start, start + count)]
+        name = f"{load.name}-{start}"
+        spec = BatchSpec(name, TASK_NAME, rows, count, GROUP_SIZE, GroupFilter.ALL, max_parallel_groups=parallel)
+        async with room:
+            await client.submit_batch(spec)
+            result = await client.wait_batch(name)
+        return [rollout for group in result.groups for rollout in group.rollouts]
+
     began = time.monotonic()
-    await client.submit_batch(spec)
-    result = await client.wait_batch(spec.batch_id)
-    return LoadRecord.of(began, (rollout for group in result.groups for rollout in group.rollouts))
+    found = await asyncio.gather(*map(one, starts))
+    return LoadRecord.of(began, itertools.chain.from_iterable(found))
 
 
 async def as_stream(client: RolloutClient, load: Load) -> LoadRecord:
@@ -145,7 +159,7 @@ async def due_at_rate(per_s: float, total: int, tick_s: float) -> AsyncIterator[
         await asyncio.sleep(tick_s)
 
 
-_FORMS = {Form.BATCH: as_batch, Form.STREAM: as_stream, Form.STEADY: steadily}
+_FORMS = {Form.BATCHES: as_batches, Form.STREAM: as_stream, Form.STEADY: steadily}
 
 
 async def serve(process: Process, load: Load) -> None:

@@ -77,7 +77,7 @@ def rollouts_per_s(load: Load) -> float:
 
 def _our_best_form(size: Size, say: Callable[[str], None]) -> tuple[Form, float]:
     found = {}
-    for form in (Form.BATCH, Form.STREAM):
+    for form in (Form.BATCHES, Form.STREAM):
         found[form] = rollouts_per_s(Load(size.rollouts, form))
         say(f"service, {form}: {found[form]:.0f} rollouts/s")
     best = max(found, key=lambda form: found[form])

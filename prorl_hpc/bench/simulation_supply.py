@@ -60,6 +60,7 @@ class Stream:
         self._budgets = config.budgets
         self._group_size = config.group_size
         self._number = 0
+        self._group_id = ""
         self._arrivals: Iterator[float] | None = draws.arrivals() if config.arrivals else None
         self.wake_s = next(self._arrivals) if self._arrivals else math.inf
         self._at_once = config.nodes * (pools.run if pools.coupled else pools.init)
@@ -89,10 +90,14 @@ class Stream:
         if not self._left:
             self.complete, self.low_mark = True, 0
         size, budgets = self._group_size, self._budgets
-        return tuple(
-            RolloutSpec(f"r{i}", TASK, _ROW, f"g{i // size}" if size > 1 else "", i % size, budgets=budgets)
-            for i in range(first, first + n)
-        )
+        specs, group_id = [], self._group_id
+        for i in range(first, first + n):
+            sample = i % size
+            if not sample and size > 1:
+                group_id = f"g{i // size}"
+            specs.append(RolloutSpec(f"r{i}", TASK, _ROW, group_id, sample, budgets=budgets))
+        self._group_id = group_id
+        return tuple(specs)
 
 
 class Batches:

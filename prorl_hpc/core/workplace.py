@@ -55,38 +55,43 @@ class Workplace:
         return self._used[slot]
 
     @property
-    def sandbox_limit(self) -> int:
+    def pools(self) -> Pools:
+        return self._pools
+
+    @pools.setter
+    def pools(self, pools: Pools) -> None:
+        self._pools = pools
+        self.sandbox_limit = pools.run if pools.coupled else pools.ready + 2 * pools.run + pools.eval
         """Sandboxes at once. When EVAL is slow, finished RUNs may pile up to about one more RUN pool, no further."""
-        pools = self.pools
-        return pools.run if pools.coupled else pools.ready + 2 * pools.run + pools.eval
 
     @property
     def room_for_init(self) -> bool:
-        used, pools = self._used, self.pools
+        used, pools = self._used, self._pools
         if self.draining or used[_FOREIGN] or len(self._slots) >= self.sandbox_limit:
             return False
         return pools.coupled or (used[_INIT] < pools.init and used[_INIT] + used[_READY] < pools.ready)
 
     @property
     def room_for_run(self) -> bool:
-        return not self._used[_FOREIGN] and (self.pools.coupled or self._used[_RUN] < self.pools.run)
+        return not self._used[_FOREIGN] and (self._pools.coupled or self._used[_RUN] < self._pools.run)
 
     @property
     def room_for_eval(self) -> bool:
-        return not self._used[_FOREIGN] and (self.pools.coupled or self._used[_EVAL] < self.pools.eval)
+        return not self._used[_FOREIGN] and (self._pools.coupled or self._used[_EVAL] < self._pools.eval)
 
     @property
     def load(self) -> tuple[float, float]:
         """How full its buffer of prepared sandboxes is, then how full it is at all."""
         buffered = self._used[_INIT] + self._used[_READY]
-        return buffered / max(1, self.pools.ready), len(self._slots) / max(1, self.sandbox_limit)
+        return buffered / (self._pools.ready or 1), len(self._slots) / (self.sandbox_limit or 1)
 
     def put(self, attempt_id: str, slot: Slot, rank: Rank | None = None) -> None:
         """Add an attempt or move it; with ``rank`` it waits there for the next stage."""
         before = self._slots.get(attempt_id)
         if before is not None:
             self._used[before] -= 1
-        self.leaving.discard(attempt_id)
+        if self.leaving:
+            self.leaving.discard(attempt_id)
         self._slots[attempt_id] = slot
         self._used[slot] += 1
         if rank is not None:
@@ -96,7 +101,8 @@ class Workplace:
         slot = self._slots.pop(attempt_id, None)
         if slot is not None:
             self._used[slot] -= 1
-        self.leaving.discard(attempt_id)
+        if self.leaving:
+            self.leaving.discard(attempt_id)
 
     def next_waiting(self, slot: Slot) -> str | None:
         """Take the first attempt that waits in ``slot`` out of its queue (not out of the slot); None if none does."""

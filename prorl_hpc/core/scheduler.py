@@ -301,8 +301,28 @@ class Scheduler:
             self._retry_or_fail(life, failure, now)
         for held in event.held:
             known = self._attempts.get(held.rollout_id)
-            if (known is None or known.worker != event.worker_id) and not self._adopt(workplace, held, now):
+            if known is not None and known.worker == event.worker_id:
+                self._catch_up(known, held, now)
+            elif not self._adopt(workplace, held, now):
                 self._order_discard(event.worker_id, held.rollout_id, now)
+
+    def _catch_up(self, life: Life, held: Held, now: float) -> None:
+        """The line was cut: reports and orders that were on their way are lost."""
+        for report in held.reports:
+            if _STAGES.get(life.status) is report.stage:
+                self._stage_finished(report, now)
+        stage = _STAGES.get(life.status)
+        if stage is None or stage is held.running or held.rollout_id not in self._attempts:
+            return
+        if stage is Stage.INIT:
+            message = f"worker {life.worker} holds it without having started it"
+            self._discard(life, now)
+            self._retry_or_fail(life, Failure(stage, FailureKind.INFRASTRUCTURE, message), now)
+            return
+        self.servers.release(held.rollout_id)
+        ready = stage is Stage.RUN
+        self.workers[life.worker].put(held.rollout_id, Slot.READY if ready else Slot.RAN, life.rank)
+        self._enter(life, Status.READY if ready else Status.RAN, now)
 
     def _adopt(self, workplace: Workplace, held: Held, now: float) -> bool:
         """Go on with an attempt that was started before this state was made; False if it is not wanted."""

@@ -209,6 +209,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.worlds[worker] = world
             self.tell(WorkerJoined(worker, POOLS, world.hello()))
 
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), reports=st.integers(0, 2), orders=st.integers(0, 2))
+    def a_line_is_cut(self, data: st.DataObject, reports: int, orders: int) -> None:
+        """Reports and orders that were on their way are lost."""
+        worker = data.draw(st.sampled_from(sorted(self.worlds)))
+        world = self.worlds[worker]
+        mine = [(a, s) for w, a, s in self.running() if w == worker]
+        for attempt, stage in mine[:reports]:
+            report = StageFinished(worker, attempt, stage, reward=1.0, busy_s=1.0)
+            world.end_stage(report)
+            if attempt not in world.held:
+                world.finals[attempt] = [report]
+        for attempt, stage in mine[reports : reports + orders]:
+            if stage is Stage.INIT:
+                world.drop(attempt)
+            else:
+                world.held[attempt] = None
+                world.server.pop(attempt, None)
+        self.tell(WorkerJoined(worker, POOLS, world.hello()))
+
     @rule(data=st.data(), silent_ends=st.integers(0, 4), servers_first=st.booleans(), notes_lost=st.booleans())
     def the_coordinator_is_started_anew(
         self, data: st.DataObject, silent_ends: int, servers_first: bool, notes_lost: bool

@@ -1,11 +1,6 @@
-"""One attempt at a rollout on one simulated worker, and the clock that everything happens by."""
+"""One attempt at a rollout on one simulated worker."""
 
 from __future__ import annotations
-
-import heapq
-import itertools
-from collections.abc import Callable
-from typing import Any
 
 from prorl_hpc.bench.simulation_draws import Fate
 from prorl_hpc.bench.simulation_gauges import Place
@@ -47,15 +42,3 @@ class Attempt:
         self.turn_s = self.tool_s = 0.0
         """Of each turn: the server's part at full speed, and the sandbox's."""
         self.turns_left = 0
-
-
-class VirtualClock:
-    """What will happen, on one heap; at the same time in the order in which it was foretold."""
-
-    def __init__(self) -> None:
-        self.heap: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
-        self._numbers = itertools.count()
-
-    def at(self, time: float, act: Callable[[Any, float], None], what: Any) -> None:
-        """Call ``act(what, time)`` then. It cannot be taken back: ``act`` looks whether it still matters."""
-        heapq.heappush(self.heap, (time, next(self._numbers), act, what))

@@ -4,14 +4,14 @@ failures. An event is a tuple on one heap; whatever it is about is looked at whe
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from prorl_hpc.bench.simulation_attempt import Attempt, VirtualClock
+from prorl_hpc.bench.simulation_attempt import Attempt
+from prorl_hpc.bench.simulation_clock import VirtualClock
 from prorl_hpc.bench.simulation_config import SimulationConfig
 from prorl_hpc.bench.simulation_draws import STAGES, Draws, Fate
 from prorl_hpc.bench.simulation_gauges import Gauges, Place
@@ -54,6 +54,7 @@ _OVER_BUDGET = tuple(
 )
 _NONE: dict[str, float] = {}
 _TICK_S = 1.0
+_BUCKET_EVENTS = 500
 _LOOK_EVERY = 4096
 """Events between two looks at the wall clock, for the progress display."""
 
@@ -70,7 +71,7 @@ class Cluster:
         )
         self.gauges = Gauges()
         self.tally = Tally()
-        self._clock = VirtualClock()
+        self._clock = VirtualClock(_BUCKET_EVENTS * self._draws.mean_stage_s / (config.nodes * config.slots))
         self._todo: deque[Event] = deque()
         self._fates: dict[str, Fate] = {}
         self._attempts: dict[str, Attempt] = {}
@@ -90,14 +91,15 @@ class Cluster:
         """Until all rollouts have ended; returns the virtual seconds that it took. ``look(ended, now)`` is called now
         and then. Raises RunError if nothing can happen any more."""
         self._set_up()
-        heap, gauges, supply, tally = self._clock.heap, self.gauges, self._supply, self.tally
+        clock, gauges, supply, tally = self._clock, self.gauges, self._supply, self.tally
         for count in itertools.count(1):
-            if not heap:
+            happening = clock.next()
+            if happening is None:
                 raise RunError(
                     f"the simulation stands still with {self._scheduler.live} rollouts that have not ended: "
                     f"{dict(self._scheduler.counts)}"
                 )
-            now, _, act, what = heapq.heappop(heap)
+            now, _, act, what = happening
             if now >= gauges.next_point_s:
                 gauges.note(now, tally.done)
             act(what, now)

@@ -61,6 +61,11 @@ class Draws:
                 none = itertools.repeat(NO_FAULT[0]), itertools.repeat(NO_FAULT[1])
                 yield from zip(init.tolist(), run.tolist(), evaluation.tolist(), *none, strict=False)
 
+    @property
+    def mean_stage_s(self) -> float:
+        """Of the first rollouts."""
+        return float(np.mean([fate[:3] for fate in itertools.islice(self.fates(0), 500)]))
+
     def uniform_groups(self, stream: int) -> Iterator[bool]:
         """Whether all rewards of a group are equal, group after group of a stream."""
         for block in itertools.count():

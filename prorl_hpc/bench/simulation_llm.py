@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from prorl_hpc.bench.simulation_attempt import Attempt, VirtualClock
+from prorl_hpc.bench.simulation_attempt import Attempt
+from prorl_hpc.bench.simulation_clock import VirtualClock
 from prorl_hpc.bench.simulation_gauges import Gauges, Place
 from prorl_hpc.bench.simulation_servers import SharedServer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prorl_hpc.bench.simulation_attempt import VirtualClock
+from prorl_hpc.bench.simulation_clock import VirtualClock
 from prorl_hpc.bench.simulation_config import SimulationConfig
 from prorl_hpc.bench.simulation_draws import Draws
 from prorl_hpc.core.events import Event, ServerLost, ServerSeen, WorkerJoined, WorkerLost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from prorl_hpc.bench.simulation_clock import VirtualClock
 from prorl_hpc.bench.simulation_gauges import KEPT_POINTS, Gauges, Place
 from prorl_hpc.bench.simulation_servers import SharedServer
 from prorl_hpc.bench.simulation_times import parse_distribution
@@ -96,3 +97,28 @@ def test_integrals_are_exact_however_coarse_the_course_is() -> None:
     assert float(np.dot(widths, course.mean[Place.RUN])) == pytest.approx(gauges.areas(end)[Place.RUN])
     assert course.finished[-1] == 7
     assert course.at_s[-1] == end
+
+
+@pytest.mark.parametrize("width_s", [1e-3, 0.7, 50.0])
+def test_the_clock_keeps_the_order_whatever_its_buckets(width_s: float) -> None:
+    clock, rng = VirtualClock(width_s), np.random.default_rng(2)
+    happened: list[tuple[float, int]] = []
+    foretold: list[tuple[float, int]] = []
+
+    def act(number: int, now: float) -> None:
+        happened.append((now, number))
+        if number % 2:
+            foretell(now + float(rng.choice([0.0, 0.1, 5.0, 40.0])))
+
+    def foretell(time: float) -> None:
+        if len(foretold) < 3000:
+            foretold.append((time, len(foretold)))
+            clock.at(time, act, foretold[-1][1])
+
+    for time in rng.integers(0, 100, 1000):
+        foretell(float(time))
+    while (happening := clock.next()) is not None:
+        now, _, what, about = happening
+        what(about, now)
+    assert happened == sorted(foretold)
+    assert len(happened) > 1500

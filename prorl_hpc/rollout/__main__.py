@@ -27,6 +27,8 @@ from prorl_hpc.transport.keys import RunKeys
 
 log = logging.getLogger(__name__)
 
+_SWITCH_S = 0.0005
+"""How long another thread may keep the interpreter when the event loop has something to do; Python's own is 5 ms."""
 JOB_TOKEN = "PRORL_JOB_TOKEN"
 """In the environment: names the job. The supervisor gives the same to a coordinator that it starts again."""
 
@@ -60,7 +62,7 @@ async def serve(process: Process) -> None:
             first_server_s=config.run.start_timeout_s,
         )
         await coordinator.resume()
-        _spare_the_collector()
+        _favour_the_loop()
         socket_path = process.runtime_dir / "coordinator.http"
         tcp_host = address if config.rollout.http_tcp else None
         async with HttpFace(
@@ -83,8 +85,10 @@ async def serve(process: Process) -> None:
         await journal.close()
 
 
-def _spare_the_collector() -> None:
-    """What is here now stays; and what is made later seldom has cycles. A full collection would hold up the queues."""
+def _favour_the_loop() -> None:
+    """Keep the queues moving beside the journal's threads. What is here now stays, and what is made later seldom has
+    cycles: a full collection would hold everything up."""
+    sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

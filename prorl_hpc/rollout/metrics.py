@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prorl_hpc.messages.rollout import RolloutResult
+from prorl_hpc.messages.rollout import RolloutResult, Stage
 from prorl_hpc.messages.status import RunStatus, ServerStatus
 
 _STAGE_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
@@ -41,6 +41,10 @@ class CoordinatorMetrics:
         self._busy_s = Histogram(
             "prorl_stage_busy_seconds", "Seconds a rollout spent in a stage", ["stage"], buckets=_STAGE_S, registry=own
         )
+        # Looked up once: this is told of every rollout.
+        self._stages = {
+            stage: (self._queued_s.labels(stage.value), self._busy_s.labels(stage.value)) for stage in Stage
+        }
         self._commit_s = Histogram(
             "prorl_journal_commit_seconds", "Seconds that a commit of the journal took", buckets=_COMMIT_S, registry=own
         )
@@ -54,8 +58,9 @@ class CoordinatorMetrics:
         kind = result.failure.kind.value if result.failure is not None else "none"
         self._ended.labels(result.status.value, kind).inc()
         for timing in result.timings:
-            self._queued_s.labels(timing.stage.value).observe(timing.queued_s)
-            self._busy_s.labels(timing.stage.value).observe(timing.busy_s)
+            queued_s, busy_s = self._stages[timing.stage]
+            queued_s.observe(timing.queued_s)
+            busy_s.observe(timing.busy_s)
 
     def retried(self) -> None:
         self._retried.inc()

@@ -97,6 +97,7 @@ class Coordinator:
         self._outside = OutsideServers(keepsakes, self._dispatch.tell, self._scheduler.servers.newest)
         self._admission = Admission(self._scheduler, self._dispatch.agents)
         self._metrics = CoordinatorMetrics(refused=lambda: door.refused)
+        journal.on_commit = self._metrics.journal_committed
         self._rate = Rate()
         self._waiters = Waiters()
         self._accepting = asyncio.Lock()
@@ -195,7 +196,6 @@ class Coordinator:
                 raise refusal
         new = await self._journal.accept_rollouts(specs)
         begun = [spec for spec, is_new in zip(specs, new, strict=True) if is_new]
-        self._metrics.accepted(len(begun))
         self._make(self._orders.begin_rollouts(begun))
         return [await self.rollout_progress(spec.rollout_id) for spec in specs]
 
@@ -343,6 +343,7 @@ class Coordinator:
         finished.add_done_callback(lambda _: self._waiters.wake(("batch", batch_id)))
 
     def _make(self, moves: Moves) -> None:
+        self._metrics.accepted(len(moves.submit))
         self._dispatch.tell(*_events(moves))
 
     def _send_weights(self, server_id: str, update: WeightUpdate) -> None:

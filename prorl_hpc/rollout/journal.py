@@ -11,7 +11,7 @@ is moved to Parquet and forgotten. Cursors go on through all epochs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +42,8 @@ class Journal:
         """Use ``open``."""
         self.failed: asyncio.Future[RunError] = asyncio.get_running_loop().create_future()
         """Done, with the error, when the journal can record nothing more."""
+        self.on_commit: Callable[[float], None] = lambda seconds: None
+        """Told of every commit, with the seconds that it took."""
         self._path = path
         self._store = store
         self._newest = 0
@@ -198,7 +200,8 @@ class Journal:
         """How many trajectories wait in the journal to be moved to Parquet (or are kept there), and their bytes."""
         return await self._thread.call(shelving.waiting, writes=False)
 
-    def _committed(self, newest: int) -> None:
+    def _committed(self, newest: int, seconds: float) -> None:
+        self.on_commit(seconds)
         if newest > self._newest:
             self._newest = newest
             self._grown.set()

@@ -15,6 +15,7 @@ import asyncio
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -60,8 +61,8 @@ _Answer = tuple[asyncio.Future[Any], Any, Exception | None]
 class JournalThread(Generic[D, I]):
     """``D``: the database as the work sees it; ``I``: the items that are written many at once.
 
-    ``committed`` is called on the loop after every commit, with what ``newest`` said then, before the callers are
-    answered; ``failed`` when the journal fails, before the callers are told.
+    ``committed`` is called on the loop after every commit, with what ``newest`` said then and the seconds that it
+    took, before the callers are answered; ``failed`` when the journal fails, before the callers are told.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class JournalThread(Generic[D, I]):
         connection: Callable[[D], sqlite3.Connection],
         write_items: Callable[[D, Sequence[I]], Sequence[Any]],
         newest: Callable[[D], int],
-        committed: Callable[[int], None],
+        committed: Callable[[int, float], None],
         failed: Callable[[RunError], None],
     ) -> None:
         self._open_database = open_database
@@ -149,10 +150,12 @@ class JournalThread(Generic[D, I]):
         try:
             while close is None:
                 ops, close = self._take()
+                began = time.monotonic()
                 answers = self._do(database, connection, ops)
+                seconds = time.monotonic() - began
                 del ops  # the bytes are on disk
                 if answers:
-                    self._tell(partial(self._committed, self._newest(database)))
+                    self._tell(partial(self._committed, self._newest(database), seconds))
                     self._tell(partial(_answer, answers))
         finally:
             connection.close()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_hpc.core.groups import BatchSampler, Moves
-from prorl_hpc.messages.batch import BatchSpec, BatchState, GroupFilter, GroupOutcome
+from prorl_hpc.messages.batch import BatchSpec, BatchState, GroupFilter, GroupOutcome, Refill, WhenFull
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, RolloutSpec, Stage, Status
 
 
@@ -148,3 +148,58 @@ def test_any_batch_ends_and_its_numbers_agree(
         assert progress.rows_used == len(rows)
     assert [g.row_index for g in result.groups] == list(range(progress.rows_used))
     assert all(len(g.rollouts) == 3 for g in result.groups)
+
+
+def test_in_rounds_a_dropped_group_is_replaced_when_the_round_is_over() -> None:
+    batch = BatchSampler(order(refill=Refill.IN_ROUNDS), 0.0)
+    moves = play(batch, {"r0": [1, 1], "r1": [0, 1], "r2": [0, 1]})
+    assert [[s.row["id"] for s in m.submit] for m in moves if m.submit] == [["r0"] * 2 + ["r1"] * 2, ["r2"] * 2]
+    assert batch.progress().accepted == 2
+
+
+def test_a_full_batch_carries_its_groups_on_with_all_that_they_have() -> None:
+    first = BatchSampler(order(groups_wanted=1, max_parallel_groups=3, when_full=WhenFull.CARRY), 0.0)
+    a0, a1, b0, b1, c0, c1 = first.begin(0.0).submit
+    first.finished(end(b0, 0.0), 1.0)
+    for spec in (a0, a1):
+        moves = first.finished(end(spec, float(spec.sample)), 2.0)
+    assert moves == Moves()  # nothing is cancelled
+    assert first.finished_all and first.carries_on
+    assert [(g.outcome, len(g.rollouts)) for g in first.result().groups] == [
+        (GroupOutcome.ACCEPTED, 2),
+        (GroupOutcome.CARRIED, 0),
+        (GroupOutcome.CARRIED, 0),
+    ]
+    first.finished(end(c0, 1.0), 3.0)
+    first.finished(end(c1, 1.0), 3.0)  # whole before it is taken over
+    carried, before = first.hand_over()
+    assert not first.carries_on
+
+    second = BatchSampler(order(batch_id="second", groups_wanted=1, when_full=WhenFull.CARRY), 4.0, carried, before)
+    assert second.under_way == [b1]
+    assert second.begin(4.0) == Moves()  # the group under way is enough; the uniform one is dropped
+    second.finished(end(b1, 1.0), 5.0)
+    assert second.progress().state is BatchState.DONE
+    assert (second.progress().carried_in, second.progress().rows_used) == (2, 0)
+    found = {g.group_id: (g.carried_from, g.row_index, g.outcome, len(g.rollouts)) for g in second.result().groups}
+    assert found == {
+        "b.g1": ("b", 1, GroupOutcome.ACCEPTED, 2),
+        "b.g2": ("b", 2, GroupOutcome.UNIFORM, 2),
+    }
+
+
+def test_a_group_that_is_carried_twice_keeps_its_first_batch() -> None:
+    first = BatchSampler(order(groups_wanted=1, max_parallel_groups=2, when_full=WhenFull.CARRY), 0.0)
+    a0, a1, b0, _ = first.begin(0.0).submit
+    for spec in (a0, a1):
+        first.finished(end(spec, float(spec.sample)), 1.0)
+    second = BatchSampler(
+        order(batch_id="second", groups_wanted=1, max_parallel_groups=2, when_full=WhenFull.CARRY), 2.0,
+        *first.hand_over(),
+    )  # fmt: skip
+    for spec in second.begin(2.0).submit:
+        second.finished(end(spec, float(spec.sample)), 3.0)
+    carried, before = second.hand_over()
+    assert [(c.carried_from, c.group_id, c.row_index) for c in carried] == [("b", "b.g1", 1)]
+    assert before == []
+    assert b0 in carried[0].specs

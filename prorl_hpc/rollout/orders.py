@@ -46,8 +46,7 @@ class Orders:
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
         self._batches: dict[str, BatchSampler] = {}
-        """Running ones, and full ones whose groups go on."""
-        self._parked: dict[Likeness, deque[BatchSampler]] = {}
+        """Running ones, and full ones whose groups go on, in the order of their acceptance."""
         self._early: dict[str, list[RolloutResult]] = {}
         """Results of groups whose new batch is still being accepted."""
         self._batch_of: dict[str, str] = {}
@@ -67,10 +66,11 @@ class Orders:
     def take_over(self, spec: BatchSpec) -> tuple[str, list[CarriedGroup], list[RolloutResult]]:
         """The groups that a batch like ``spec`` carries on, from now on ``spec``'s: (whose they were, groups, their
         results so far). ``begin_batch`` follows when the order is on disk; what ends meanwhile is kept for it."""
-        parked = self._parked.get(_likeness(spec))
-        if not parked or spec.when_full is not WhenFull.CARRY:
+        like = _likeness(spec)
+        parked = (s for s in self._batches.values() if s.carries_on and _likeness(s.spec) == like)
+        sampler = next(parked, None) if spec.when_full is WhenFull.CARRY else None
+        if sampler is None:
             return "", [], []
-        sampler = parked.popleft()
         del self._batches[sampler.spec.batch_id]
         left = [rollout.rollout_id for rollout in sampler.under_way]
         self._batch_of.update(dict.fromkeys(left, spec.batch_id))
@@ -164,9 +164,7 @@ class Orders:
             return None
         result = sampler.result()
         self._recent.appendleft(result.progress)
-        if sampler.carries_on:
-            self._parked.setdefault(_likeness(sampler.spec), deque()).append(sampler)
-        else:
+        if not sampler.carries_on:
             del self._batches[sampler.spec.batch_id]
         return Over(result, sampler.carries_on)
 

@@ -101,22 +101,21 @@ def spec(number: int, wanted: int, parallel: int, carry: bool, rounds: bool, cli
     )  # fmt: skip
 
 
-ENDS = st.tuples(st.integers(0, 50), st.sampled_from([0.0, 1.0, None]))
+ENDS = st.tuples(st.integers(0, 50), st.sampled_from([0.0, 0.0, 1.0, 1.0, None]))
+BATCHES = st.tuples(
+    st.just("batch"), st.sampled_from([1, 1, 2]), st.integers(2, 4), st.sampled_from([True, True, False]),
+    st.booleans(), st.sampled_from("xxy"), st.lists(ENDS, max_size=6),
+)  # fmt: skip
 ACTIONS = st.one_of(
-    ENDS,
-    ENDS,
-    ENDS,
-    st.tuples(
-        st.just("batch"), st.integers(1, 3), st.integers(0, 4), st.booleans(), st.booleans(), st.sampled_from("xy"),
-        st.lists(ENDS, max_size=3),
-    ),
+    *[ENDS] * 8,
+    *[BATCHES] * 3,
     st.tuples(st.just("cancel"), st.integers(0, 9)),
     st.just(("rollout",)),
-)  # fmt: skip
+)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(ACTIONS, max_size=60))
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ACTIONS, min_size=10, max_size=80))
 def test_any_history(actions: list[tuple]) -> None:
     world = World()
     for action in actions:

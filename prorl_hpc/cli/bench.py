@@ -24,6 +24,7 @@ BENCHES = {
     "soak": "nothing lost and nothing delivered twice while workers and the coordinator are killed",
 }
 _SOAK_SETTINGS = {"rollouts": 50_000, "workers": 8, "coordinator_kills": 2, "seed": 0}
+_PLAIN_WIDTH = 140
 
 
 def main(argv: list[str]) -> int:
@@ -62,7 +63,7 @@ def _soak(argv: list[str]) -> int:
     settings = "\n".join(f"  {name}={default}" for name, default in _SOAK_SETTINGS.items())
     parser = _parser("soak", f"settings and their defaults:\n{settings}")
     parser.add_argument("settings", nargs="*", metavar="name=value")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     given = {**_SOAK_SETTINGS, **_numbers(args.settings)}
     plan = SoakPlan(
         given["rollouts"], given["workers"], coordinator_kills=given["coordinator_kills"], seed=given["seed"]
@@ -94,7 +95,8 @@ def _report(name: str, args: argparse.Namespace, measure: Callable[[Callable[[st
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:
-        Console().print(report.table())
+        console = Console()
+        (console if console.is_terminal else Console(width=_PLAIN_WIDTH)).print(report.table())
     if args.write:
         write_into(args.write, name, report)
     return 0 if report.all_hold else 1
@@ -115,6 +117,6 @@ def _numbers(settings: list[str]) -> dict[str, int]:
 def _known(given: str, what: str, names: Iterable[str]) -> str:
     if given not in set(names):
         near = difflib.get_close_matches(given, list(names), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"there is no {what} {given!r}: {hint}There are {', '.join(names)}")
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"there is no {what} {given!r}. {hint}There are {', '.join(names)}")
     return given

@@ -27,7 +27,7 @@ Look = Callable[[int, float], None]
 
 
 def main(argv: list[str]) -> int:
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_intermixed_args(argv)
     config = read_config(arguments.settings, arguments.config)
     plot = _plot_path(config)
     console = Console()

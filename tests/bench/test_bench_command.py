@@ -24,9 +24,10 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["cordinator"], "did you mean coordinator?"),
-        (["coordinator", "--part", "latancy"], "did you mean latency?"),
-        (["soak", "rolouts=5"], "did you mean rollouts?"),
+        (["cordinator"], "Did you mean coordinator?"),
+        (["coordinator", "--part", "latancy"], "Did you mean latency?"),
+        (["soak", "rolouts=5"], "Did you mean rollouts?"),
+        (["soak", "rollouts=5", "--json", "seed=x"], "seed=x: expected"),
         (["soak", "rollouts=0"], "a whole number, 1 or more"),
         (["soak", "seed=x"], "a whole number, 0 or more"),
     ],

@@ -55,7 +55,7 @@ def test_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_settings_from_a_file_and_the_line_goes_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("nodes: 3\nslots: 5\nrollouts: 50\nworkloads:\n  a: {run: constant:1}\n  b: {weight: 2}\n")
-    assert main(["simulate", "--config", str(file), "slots=6", "plot=", "--json"]) == 0
+    assert main(["simulate", "--config", str(file), "slots=6", "--json", "plot="]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert (config["nodes"], config["slots"]) == (3, 6)
     assert config["workloads"]["b"]["weight"] == 2

@@ -1,6 +1,7 @@
 """The client that trainers use. Needs aiohttp and msgspec, nothing of the service itself.
 
-    async with RolloutClient("http://node:port", token) as client:   # or RolloutClient("/path/of/the.socket")
+    async with RolloutClient("http://node:port", token) as client:   # or RolloutClient("/path/of/the.socket"),
+                                                                     # or RolloutClient.for_run("runs/latest")
         groups = await client.collect(rows, batch_id="step-1", task="swe", groups_wanted=32, group_size=8)
 
 All calls can be made again without harm, because their ids are the client's; so a lost connection is
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
+from prorl_hpc.config.run_directory import RunDirectory, node_name
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec, GroupOutcome, GroupResult
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import ServiceError
@@ -42,21 +45,26 @@ class RolloutClient:
     could not be reached for ``patience_s`` seconds. 429 and 503 with Retry-After are asked again for as long."""
 
     def __init__(self, where: str, token: str = "", *, patience_s: float = 30.0) -> None:
-        """``where``: ``http://host:port``, or the path of a Unix socket (which needs no token)."""
+        """``where``: ``http://host:port``, or the path of a Unix socket (which needs no token). Raises ValueError."""
+        if "/" not in where:
+            raise ValueError(
+                f"{where!r} is no address of a rollout service: give http://host:port or /path/of/a.socket"
+            )
         self._connection = Connection(Where(where, token), patience_s)
 
     @classmethod
-    def for_run(cls, process: Process, *, patience_s: float = 30.0) -> RolloutClient:
-        """The service of the process's own run, once its coordinator is READY (``Process.wait_for``). When it is lost
-        it is looked for again: a coordinator that was started anew has another address."""
+    def for_run(cls, run: Process | Path | str, *, patience_s: float = 30.0) -> RolloutClient:
+        """The service of a run, once its coordinator is READY (``Process.wait_for``). ``run``: its directory, or a
+        process of it. When the service is lost it is looked for again: that of a resumed run has another address."""
+        directory, node = (run.run, run.node) if isinstance(run, Process) else (_opened(run), node_name())
 
         def locate() -> Where | None:
             try:
-                return _service_of(process)
+                return _service_of(directory, node)
             except ServiceError:
                 return None  # not ready yet; whoever asks goes on trying
 
-        where = _service_of(process)
+        where = _service_of(directory, node)
         client = cls(where.address, where.token, patience_s=patience_s)
         client._connection = Connection(where, patience_s, locate)
         return client
@@ -232,19 +240,24 @@ class RolloutClient:
         return _decode(answer, type_)
 
 
-def _service_of(process: Process) -> Where:
+def _opened(path: Path | str) -> RunDirectory:
+    """``runs/latest`` is what it links to now. Raises RunDirectoryError."""
+    return RunDirectory.open(Path(path).resolve())
+
+
+def _service_of(run: RunDirectory, node: str) -> Where:
     """Where the run's coordinator serves now. Raises ServiceError ``unreachable``."""
-    state = read_json(process.run.process_state("coordinator"), ProcessState)
+    state = read_json(run.process_state("coordinator"), ProcessState)
     if state is None or state.phase is not Phase.READY:
         phase = "has not started" if state is None else f"is {state.phase}"
-        message = f"the coordinator of {process.run.run_id} {phase}: wait until it is ready"
+        message = f"the coordinator of {run.run_id} {phase}: wait until it is ready"
         raise ServiceError(message, code="unreachable", status=503)
-    if state.node == process.node:
+    if state.node == node:
         return Where(state.endpoints["uds"])
     if "http" not in state.endpoints:
-        message = f"the service on {state.node} has no TCP port, and this is {process.node}: set rollout.http_tcp=true"
+        message = f"the service on {state.node} has no TCP port, and this is {node}: set rollout.http_tcp=true"
         raise ServiceError(message, code="unreachable", status=503)
-    return Where(state.endpoints["http"], RunKeys.load(process.run.keys).api_token)
+    return Where(state.endpoints["http"], RunKeys.load(run.keys).api_token)
 
 
 def _path(*parts: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -69,9 +70,9 @@ class SyncRolloutClient:
         self._begin(RolloutClient(where, token, patience_s=patience_s))
 
     @classmethod
-    def for_run(cls, process: Process, *, patience_s: float = 30.0) -> SyncRolloutClient:
+    def for_run(cls, run: Process | Path | str, *, patience_s: float = 30.0) -> SyncRolloutClient:
         made = cls.__new__(cls)
-        made._begin(RolloutClient.for_run(process, patience_s=patience_s))
+        made._begin(RolloutClient.for_run(run, patience_s=patience_s))
         return made
 
     def _begin(self, client: RolloutClient) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fake_run import FakeRun, fake_run
 from fake_service import FakeService
 
-from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError, node_name
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.batch import BatchSpec, GroupFilter
 from prorl_hpc.messages.codec import write_json
@@ -101,7 +101,7 @@ def process(tmp_path: Path) -> Process:
 
 
 def say(process: Process, phase: Phase, socket_path: str = "") -> None:
-    state = ProcessState("coordinator", "coordinator", "n", 1, phase, endpoints={"uds": socket_path})
+    state = ProcessState("coordinator", "coordinator", process.node, 1, phase, endpoints={"uds": socket_path})
     write_json(process.run.process_state("coordinator"), state)
 
 
@@ -121,6 +121,26 @@ async def test_a_coordinator_that_was_started_anew_is_found(tmp_path: Path, proc
         say(process, Phase.READY, str(run.socket_path))
         assert (await asyncio.wait_for(asking, 20)).run_id == "run-1"
     await client.close()
+
+
+async def test_a_run_is_found_by_its_directory(tmp_path: Path, process: Process) -> None:
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        RolloutClient.for_run(process.run.path)
+    process.run.config_file.touch()
+    process.node = node_name()
+    served = tmp_path / "served"
+    served.mkdir()
+    async with fake_run(served) as run:
+        say(process, Phase.READY, str(run.socket_path))
+        (tmp_path / "latest").symlink_to(process.run.path)
+        for place in (process.run.path, str(tmp_path / "latest")):
+            async with RolloutClient.for_run(place) as client:
+                assert (await client.status()).run_id == "run-1"
+
+
+def test_an_address_without_http_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"give http://host:port"):
+        RolloutClient("node:8000")
 
 
 def test_the_synchronous_client_has_every_call() -> None:

@@ -116,7 +116,7 @@ class OutsideClient:
         except TimeoutError as error:
             raise ServerDown(f"{self._name} has not answered for {self._lost_after_s:g} s") from error
         except aiohttp.ClientError as error:
-            raise ServerDown(f"{self._name} does not answer {route}: {error!r}") from error
+            raise ServerDown(f"{self._name} does not answer {route}: {str(error) or repr(error)}") from error
         except ValueError as error:  # what cannot be put into HTTP, such as a key of two lines
             raise InferenceError(f"{self._name} cannot be asked for {route}: {error}") from error
 

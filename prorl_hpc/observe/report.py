@@ -21,19 +21,19 @@ from prorl_hpc.observe.wording import clock, count, number
 def write_report(run: RunDirectory) -> Path:
     """Write reward.png and report.md from what the run has left so far; returns the path of report.md.
 
-    Works for a run that failed before its first step. Reads files only.
+    Works for a run that failed before its first step; one without a trainer of ours has no plot. Reads files only.
     """
     config, figures = run.load_config(), RunFigures.of(run)
-    draw_reward_plot(figures, run.run_id, run.reward_plot)
-    sections = [
-        _head(run, config, figures),
-        _results(figures),
-        "![reward per step](reward.png)",
+    sections = [_head(run, config, figures)]
+    if config.trainer.enabled:
+        draw_reward_plot(figures, run.run_id, run.reward_plot)
+        sections += [_results(figures), "![reward per step](reward.png)"]
+    sections += [
         _throughput(figures),
         _groups(figures),
         _agreement(figures),
         _places(run, figures),
-        _next_steps(run, figures),
+        _next_steps(run, config, figures),
     ]
     run.report_file.write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")
     return run.report_file
@@ -52,12 +52,15 @@ def _head(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
     status = run_status(run)
     done = figures.steps[-1]["step"] if figures.steps else 0
     trainer = config.trainer
+    training = [
+        ("steps", f"{done} of {trainer.steps}"),
+        ("batch", f"{trainer.groups_per_step} groups of {trainer.group_size} samples"),
+    ]
     rows = [
         ("status", f"**{status}**" + _why_stopped(run, status)),
-        ("steps", f"{done} of {trainer.steps}"),
+        *(training if trainer.enabled else [("trainer", "none: the rollout service alone")]),
         ("model", f"{config.model.name}, served by `engine.kind={config.engine.kind}`"),
         ("task", config.task.name),
-        ("batch", f"{trainer.groups_per_step} groups of {trainer.group_size} samples"),
         ("cluster", config.cluster.kind),
         *(
             ("started again", f"{restart.name} {restart.what} ({restart.count} of {restart.allowed} restarts)")
@@ -192,7 +195,7 @@ def _places(run: RunDirectory, figures: RunFigures) -> str:
     return f"## Where everything is\n\nUnder `{run.path}`:\n\n" + _table(("", ""), rows)
 
 
-def _next_steps(run: RunDirectory, figures: RunFigures) -> str:
+def _next_steps(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
     parts = []
     if figures.checkpoints:
         newest = figures.checkpoints[-1]
@@ -207,8 +210,13 @@ def _next_steps(run: RunDirectory, figures: RunFigures) -> str:
         )
     if run_status(run) != "finished":
         command = f"python -m prorl_hpc resume {shlex.quote(str(run.path))}"
-        start = "the newest checkpoint" if figures.checkpoints else "the start: there is no checkpoint yet"
-        parts.append(f"## Go on\n\n```sh\n{command}\n```\n\ncontinues from {start}.")
+        if not config.trainer.enabled:
+            does = "starts the service again: all ids are free, the engine has its first weights, trajectories stay"
+        elif figures.checkpoints:
+            does = "continues from the newest checkpoint"
+        else:
+            does = "continues from the start: there is no checkpoint yet"
+        parts.append(f"## Go on\n\n```sh\n{command}\n```\n\n{does}.")
     return "\n\n".join(parts)
 
 

@@ -107,6 +107,18 @@ def test_report_of_a_stopped_run_says_why_and_how_to_go_on(run: RunDirectory) ->
     assert "**stopped** (interrupted from the keyboard)" in text and "continues from the newest checkpoint" in text
 
 
+def test_report_of_a_service_without_a_trainer_speaks_of_no_training(tmp_path: Path) -> None:
+    config = ProrlConfig()
+    config.run.root, config.trainer.enabled = str(tmp_path), False
+    run = RunDirectory.create(config)
+    run.stop_marker.write_text("prorl-hpc stop\n")
+    text = write_report(run).read_text()
+    assert "none: the rollout service alone" in text and "starts the service again" in text
+    for word in ("step", "reward", "checkpoint is", "no checkpoint"):
+        assert word not in text, word
+    assert not run.reward_plot.exists()
+
+
 def test_report_names_the_restarts(run: RunDirectory) -> None:
     RestartLog(run.restarts_file(0)).append(Restart("coordinator", "node1", "was killed by SIGKILL", 1, 3, 10.0))
     text = write_report(run).read_text()

@@ -340,3 +340,9 @@ async def service_run(directory: Path, *, epoch: str = "job", **settings: Any) -
     finally:
         door.close()
         await journal.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

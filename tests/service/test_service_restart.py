@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from service_run import TRAJECTORY, FakeWorker, ServiceRun, service_run
+from service_run import TRAJECTORY, FakeWorker, ServiceRun, service_run, until
 
 from prorl_hpc.messages.batch import BatchSpec, BatchState, GroupFilter, GroupOutcome, WhenFull
 from prorl_hpc.messages.control import Pools
@@ -20,12 +19,6 @@ def order(batch_id: str = "b", **changes: object) -> BatchSpec:
     rows = [{"id": f"{batch_id}-r{i}"} for i in range(8)]
     values: dict[str, object] = {"task": "t", "rows": rows, "groups_wanted": 2, "group_size": 4}
     return BatchSpec(batch_id, **(values | changes))  # type: ignore[arg-type]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def back(run: ServiceRun, worker: FakeWorker) -> None:

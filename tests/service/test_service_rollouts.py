@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pyarrow.parquet as pq
 import pytest
-from service_run import ServiceRun, service_run
+from service_run import ServiceRun, service_run, until
 
 from prorl_hpc.messages.batch import BatchProgress, BatchSpec, BatchState, GroupOutcome
 from prorl_hpc.messages.control import Pools
@@ -37,12 +37,6 @@ def order(batch_id: str = "b", **changes: object) -> BatchSpec:
     rows = [{"id": f"r{i}"} for i in range(8)]
     values: dict[str, object] = {"task": "t", "rows": rows, "groups_wanted": 2, "group_size": 4}
     return BatchSpec(batch_id, **(values | changes))  # type: ignore[arg-type]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_a_batch_with_uniform_groups_replaced(run: ServiceRun, client: RolloutClient) -> None:

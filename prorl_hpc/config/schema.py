@@ -121,10 +121,15 @@ class RolloutConfig:
     """Group ``rollout``: pools and clocks of the rollout service."""
 
     workers_per_node: int = 1
+    """Worker processes on each CPU node; every one has pools of its own, of the sizes below."""
     init_slots: int = 4
+    """Rollouts of one worker whose sandbox starts and whose task is prepared at the same time."""
     ready_slots: int = 16
+    """Prepared sandboxes of one worker that wait for a RUN slot."""
     run_slots: int = 32
+    """Rollouts of one worker that talk to LLM servers at the same time."""
     eval_slots: int = 4
+    """Rollouts of one worker that are scored at the same time."""
     coupled: bool = False
     """One pool of run_slots that a rollout holds from INIT to the end of EVAL, instead of three (to compare with)."""
     balancing: str = "least_in_flight"
@@ -132,15 +137,21 @@ class RolloutConfig:
     when_server_lost: str = "move"
     """move: rollouts of a lost LLM server go on elsewhere with their tokens so far; retry: they start again."""
     init_s: float = 60.0
+    """Seconds that INIT of one rollout may take; an order may bring budgets of its own."""
     run_s: float = 300.0
+    """Seconds that RUN may take, on whichever LLM servers."""
     eval_s: float = 60.0
+    """Seconds that EVAL may take."""
     total_s: float = 400.0
+    """Seconds that all three may take together, queues not counted."""
     wall_s: float = 3600.0
+    """Seconds that the whole life of a rollout may take, queues and retries counted."""
     retries: int = 2
     """Attempts beyond the first after sandbox, inference or infrastructure faults."""
     drain_s: float = 2.0
     """How long a worker that is told to stop lets its stages go on."""
     heartbeat_s: float = 2.0
+    """Seconds between two signs of life of a worker or inference agent."""
     lost_after_s: float = 20.0
     """A node's agent unheard for so long is taken as lost."""
     http_tcp: bool = True
@@ -156,6 +167,7 @@ class TrainerConfig:
     """Group ``trainer``: DAPO on DeepSpeed."""
 
     enabled: bool = True
+    """False: the rollout service alone, for a trainer of your own."""
     steps: int = 16
     groups_per_step: int = 4
     group_size: int = 8
@@ -165,7 +177,8 @@ class TrainerConfig:
     """Groups in flight at once; 0: groups_per_step."""
     dynamic_sampling: bool = True
     when_full: str = "cancel"
-    """What becomes of groups in flight when a step has its groups: cancel, or carry (they go on into the next step)."""
+    """What becomes of groups in flight when a step has its groups: cancel, or carry: they go on into the next step,
+    which needs ``max_parallel_groups`` greater than ``groups_per_step``."""
     temperature: float = 1.0
     top_p: float = 1.0
     learning_rate: float = 3.0e-5

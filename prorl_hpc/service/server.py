@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import stat
@@ -19,6 +20,8 @@ from prorl_hpc.messages.errors import RunError
 from prorl_hpc.service.app import PROCESS_TIMEOUT_S, make_app
 from prorl_hpc.service.bearer_token import BearerToken
 from prorl_hpc.service.protocol import RolloutService
+
+log = logging.getLogger(__name__)
 
 _GRACE_S = 1
 """How long answers may still take when the service ends."""
@@ -65,6 +68,7 @@ class HttpFace:
         if listener is not None:
             self.url = "http://{}:{}".format(*listener.getsockname()[:2])
             await self._serve(BearerToken(self._app, self._token, self._app.state.http_metrics.refused), listener)
+        log.info("the HTTP API is at %s%s", self._socket_path, f" and {self.url}" if self.url else "")
         return self
 
     async def __aexit__(
@@ -79,6 +83,7 @@ class HttpFace:
         config = uvicorn.Config(
             app,
             log_config=None,
+            log_level="warning",  # at a start it says "error" and nothing of where it listens
             access_log=False,
             lifespan="off",
             loop="none",

@@ -74,6 +74,8 @@ class Dispatch:
             retries=config.retries, balancing=config.balancing, move_runs=config.when_server_lost == "move"
         )
         self.agents = Agents()
+        self._stopping: set[str] = set()
+        """Workers that drain by themselves: one that is started anew under the name does not."""
 
     def tell(self, *events: Event) -> set[str]:
         """Give ``events`` to the scheduler and do what it wants, until nothing more is wanted. Returns the attempts
@@ -124,6 +126,7 @@ class Dispatch:
                 self._inference_hello(peer, message, now)
             case Draining():
                 log.info("worker %s drains", message.worker_id)
+                self._stopping.add(message.worker_id)
                 self.tell(WorkerDrains(message.worker_id, True))
             case Goodbye():
                 self.lost(message.agent_id, "it left")
@@ -168,6 +171,9 @@ class Dispatch:
             log.info("worker %s joined from %s (%s)%s", hello.worker_id, hello.node, hello.sandbox, holds)
         self.agents.worker_hello(hello, peer, now)
         self._welcome(peer, True)
+        if hello.worker_id in self._stopping:
+            self._stopping.remove(hello.worker_id)  # if it still does, it says so again behind this
+            self.tell(WorkerDrains(hello.worker_id, False))
         ended = self.tell(WorkerJoined(hello.worker_id, hello.pools, tuple(hello.held)))
         for held in hello.held:
             if held.reports and _last(held.reports[-1]) and held.rollout_id not in ended:

@@ -207,3 +207,15 @@ async def test_without_anybody_to_do_it_an_order_is_refused_unless_it_is_known(t
         assert [p.status for p in await made.submit_rollouts(rollouts)] == [Status.QUEUED]
         with pytest.raises(ServiceError, match="other contents"):
             await made.submit_rollouts([RolloutSpec("a", "t", {"other": 1})])
+
+
+async def test_a_worker_that_drained_and_is_started_anew_takes_rollouts_again(tmp_path: Path) -> None:
+    async with coordinator(tmp_path) as (made, _):
+        join(made)
+        made.take(b"w", Draining("w"))
+        assert made.status().workers[0].draining
+        made.take(b"w", WorkerHello("w", "n", Pools(), "fake"))
+        assert not made.status().workers[0].draining
+        await made.drain_worker("w", True)
+        made.take(b"w", WorkerHello("w", "n", Pools(), "fake"))
+        assert made.status().workers[0].draining  # what a person ordered holds

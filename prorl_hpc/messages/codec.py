@@ -54,7 +54,7 @@ class Decoder(Generic[T]):
     def decode(self, payload: bytes) -> T:
         try:
             return self._decoder.decode(payload)  # type: ignore[no-any-return]
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise TransportError(f"a message from a peer does not decode: {error}") from error
 
 

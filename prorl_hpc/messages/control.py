@@ -4,24 +4,38 @@ A node's agent says Hello, then sends a heartbeat every ``heartbeat_s``; Hello a
 Welcome, so silence means that the coordinator is gone. ``Welcome.known`` false (the coordinator was started anew, or
 had given the agent up) asks for a Hello, which says all that the agent holds: what the coordinator still wants of it
 goes on, the rest is discarded.
+
+Numbers and names have bounds, and what contradicts itself does not decode: the door refuses and counts it, so that an
+agent gone wrong breaks nothing but its own rollouts.
 """
 
 from __future__ import annotations
 
+import re
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
 from prorl_hpc.messages.rollout import Failure, RolloutSpec, Stage
+from prorl_hpc.messages.trajectory import Finite, Version
+
+Slots = Annotated[int, Meta(ge=0, le=1_000_000)]
+AgentId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}\Z")]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+_ATTEMPT = re.compile(r"[^#]{1,256}(#([2-9]|[1-9]\d{1,5}))?", re.ASCII)
+_ORDER = list(Stage)
 
 
 class Pools(msgspec.Struct, frozen=True):
     """Slots of one worker: rollouts at once in each stage, and prepared sandboxes held READY. ``coupled``: one pool
     of ``run`` slots instead of three, each held from INIT to the end of EVAL (to compare with)."""
 
-    init: int = 4
-    ready: int = 8
-    run: int = 16
-    eval: int = 4
+    init: Slots = 4
+    ready: Slots = 8
+    run: Slots = 16
+    eval: Slots = 4
     coupled: bool = False
 
 
@@ -39,7 +53,7 @@ class ServerRef(msgspec.Struct, frozen=True):
     url: str = ""
     model: str = ""
     api_key: str = ""
-    weight_version: int = 0
+    weight_version: Version = 0
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -51,9 +65,19 @@ class Held(msgspec.Struct, frozen=True):
     running: Stage | None = None
     server: ServerRef | None = None
 
+    def __post_init__(self) -> None:
+        if not _ATTEMPT.fullmatch(self.rollout_id):
+            raise ValueError(f"{self.rollout_id[:300]!r} names no attempt")
+        stages = [report.stage for report in self.reports] + ([self.running] if self.running is not None else [])
+        places = [_ORDER.index(stage) for stage in stages]
+        others = [report.rollout_id for report in self.reports if report.rollout_id != self.rollout_id]
+        over = any(report.failure is not None for report in (self.reports if self.running else self.reports[:-1]))
+        if others or over or places != sorted(set(places)):
+            raise ValueError(f"the reports of {self.rollout_id} contradict one another")
+
 
 class WorkerHello(msgspec.Struct, frozen=True, tag=True):
-    worker_id: str
+    worker_id: AgentId
     node: str
     pools: Pools
     sandbox: str
@@ -61,6 +85,12 @@ class WorkerHello(msgspec.Struct, frozen=True, tag=True):
     held: list[Held] = []
     """All that lives on this worker now: empty from a fresh one, so whatever the coordinator had assigned
     to it before and is not named here is lost; what is named goes on."""
+
+    def __post_init__(self) -> None:
+        if len({held.rollout_id for held in self.held}) < len(self.held):
+            raise ValueError("an attempt is held twice")
+        if any(report.worker_id != self.worker_id for held in self.held for report in held.reports):
+            raise ValueError("a report that is held is another worker's")
 
 
 class InferenceHello(msgspec.Struct, frozen=True, tag=True):
@@ -71,7 +101,7 @@ class InferenceHello(msgspec.Struct, frozen=True, tag=True):
     server: ServerRef
     engine: str
     model: str
-    weight_version: int
+    weight_version: Version
     max_model_len: int
     instance: str = ""
 
@@ -95,7 +125,7 @@ class ServerLoad(msgspec.Struct, frozen=True, tag=True):
     """An inference agent's heartbeat. Counters are totals since start, tokens."""
 
     server_id: str
-    weight_version: int
+    weight_version: Version
     running: int
     waiting: int
     prompt_tokens: int
@@ -178,9 +208,9 @@ class StageFinished(msgspec.Struct, frozen=True, tag=True):
     failure: Failure | None = None
     timed_out: bool = False
     trajectory: bytes | None = None
-    reward: float | None = None
-    metrics: dict[str, float] = {}
-    busy_s: float = 0.0
+    reward: Finite | None = None
+    metrics: dict[str, Finite] = {}
+    busy_s: Seconds = 0.0
 
 
 class Discarded(msgspec.Struct, frozen=True, tag=True):

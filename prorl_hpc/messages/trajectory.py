@@ -7,8 +7,16 @@ concatenation of its segments; segments are only ever appended.
 from __future__ import annotations
 
 from itertools import chain
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Version = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""Of weights. Trajectories are stored with 32 bits for it, and for a token id."""
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
+"""Neither infinite nor NaN, which JSON does not have."""
 
 
 class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -19,10 +27,10 @@ class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
     (``trained``). ``weight_version`` is the version of the weights that generated them.
     """
 
-    token_ids: list[int]
-    logprobs: list[float] | None = None
+    token_ids: list[TokenId]
+    logprobs: list[Finite] | None = None
     trained: bool = False
-    weight_version: int | None = None
+    weight_version: Version | None = None
 
     def __post_init__(self) -> None:
         if self.trained and (self.logprobs is None or len(self.logprobs) != len(self.token_ids)):

@@ -54,7 +54,7 @@ def decode_trajectory(stored: Stored, result: RolloutResult) -> Trajectory:
         return result.trajectory
     try:
         return _trajectory.decode(stored.trajectory)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         log.error("the trajectory of rollout %s from %s is left out: %s", stored.rollout_id, result.worker, error)
         return Trajectory()
 

@@ -22,7 +22,7 @@ MAX_ROLLOUTS_PER_CALL = 10_000
 MAX_GROUP_SIZE = 4096
 _MAX_COUNT = 1_000_000
 _MAX_SECONDS = 1e9
-_MAX_VERSION = 2**53
+_MAX_VERSION = 2**31 - 1
 _MAX_TOKEN_ID = 2**31 - 1
 
 _NAME = {"minLength": 1, "maxLength": MAX_NAME, "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"}

@@ -335,11 +335,14 @@ async def test_parquet_that_cannot_be_written_fails_the_journal(tmp_path: Path) 
 async def test_bytes_that_are_no_trajectory_do_not_hold_up_the_others(tmp_path: Path) -> None:
     journal = await open_journal(tmp_path)
     await journal.record(ended("bad"), b"\xc1 no msgpack", "")
+    await journal.record(ended("deep"), b"\x81\xa1x" + b"\x91" * 100_000 + b"\xc0", "")
+    too_large = msgspec.msgpack.encode({"segments": [{"token_ids": [2**40]}]})
+    await journal.record(ended("large"), too_large, "")
     await journal.record(ended("good"), RAW, "")
     results = [numbered.result.trajectory for numbered in await journal.results(0, 9, "")]
-    assert results == [Trajectory(), TRAJECTORY]
+    assert results == [Trajectory(), Trajectory(), Trajectory(), TRAJECTORY]
     await journal.close()
-    assert read_rollouts(RunDirectory(tmp_path))["token_ids"].to_pylist() == [[], [1, 2, 3, 4, 5]]
+    assert read_rollouts(RunDirectory(tmp_path))["token_ids"].to_pylist() == [[], [], [], [1, 2, 3, 4, 5]]
 
 
 async def test_files_that_are_no_journal_are_refused(tmp_path: Path) -> None:

@@ -249,8 +249,11 @@ def _service_of(run: RunDirectory, node: str) -> Where:
     """Where the run's coordinator serves now. Raises ServiceError ``unreachable``."""
     state = read_json(run.process_state("coordinator"), ProcessState)
     if state is None or state.phase is not Phase.READY:
-        phase = "has not started" if state is None else f"is {state.phase}"
-        message = f"the coordinator of {run.run_id} {phase}: wait until it is ready"
+        if state is not None and state.phase is Phase.ENDED:
+            words = f"is ended: start it again with python -m prorl_hpc resume {run.path}"
+        else:
+            words = f"{'has not started' if state is None else f'is {state.phase}'}: wait until it is ready"
+        message = f"the coordinator of {run.run_id} {words}"
         raise ServiceError(message, code="unreachable", status=503)
     if state.node == node:
         return Where(state.endpoints["uds"])

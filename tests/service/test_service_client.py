@@ -138,6 +138,12 @@ async def test_a_run_is_found_by_its_directory(tmp_path: Path, process: Process)
                 assert (await client.status()).run_id == "run-1"
 
 
+def test_an_ended_run_is_told_to_be_resumed(process: Process) -> None:
+    say(process, Phase.ENDED)
+    with pytest.raises(ServiceError, match=f"is ended: .* resume {process.run.path}"):
+        RolloutClient.for_run(process)
+
+
 def test_an_address_without_http_is_told_at_once() -> None:
     with pytest.raises(ValueError, match=r"give http://host:port"):
         RolloutClient("node:8000")

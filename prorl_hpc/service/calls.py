@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from prorl_hpc.service.decoding import decode_body
@@ -74,6 +74,10 @@ class Bodies:
             except TimeoutError:
                 message = f"nothing more of the body came for {self.stall_s:g} s, after {len(body)} bytes"
                 raise Refusal(message, code="body_timeout", status=408) from None
+            except ClientDisconnect:
+                # Nobody reads this; it is counted, and no fault of the service.
+                message = f"the client went away after {len(body)} bytes of the body"
+                raise Refusal(message, code="client_gone", status=400) from None
             if chunk is None:
                 return decode_body(bytes(body), type_)
             body += chunk

@@ -375,3 +375,19 @@ async def test_a_fault_of_the_service_is_500_in_the_same_shape() -> None:
 def test_an_empty_token_is_refused() -> None:
     with pytest.raises(ValueError, match="empty token"):
         BearerToken(make_app(None), "")  # type: ignore[arg-type]
+
+
+async def test_a_client_that_goes_away_within_its_body_is_no_fault(
+    run: FakeRun, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, writer = await asyncio.open_unix_connection(str(run.socket_path))
+    writer.write(b"POST /v1/rollouts HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n[{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    async with asyncio.timeout(10):
+        while True:
+            async with session.get("/metrics") as response:
+                if 'prorl_http_refusals_total{code="client_gone"} 1.0' in await response.text():
+                    break
+    assert not caplog.records

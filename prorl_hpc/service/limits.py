@@ -20,6 +20,8 @@ from prorl_hpc.service.errors import Refusal, invalid
 MAX_NAME = 128
 MAX_ROLLOUTS_PER_CALL = 10_000
 MAX_GROUP_SIZE = 4096
+MAX_ROW_BYTES = 64 << 20
+"""In msgpack. A message to a worker has one row, and may be four times as long."""
 _MAX_COUNT = 1_000_000
 _MAX_SECONDS = 1e9
 _MAX_VERSION = 2**31 - 1
@@ -63,9 +65,12 @@ BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
     "WeightUpdate": {
         "policy": _WORD,
         "version": {"minimum": 1, "maximum": _MAX_VERSION},
-        "paths": {"minItems": 1, "items": {"minLength": 1, "maxLength": 4096}},
+        "paths": {"minItems": 1, "maxItems": 10_000, "items": {"minLength": 1, "maxLength": 4096}},
     },
-    "WeightProbe": {"token_ids": {**_TOKEN_IDS, "minItems": 2}, "tolerance": {"exclusiveMinimum": 0}},
+    "WeightProbe": {
+        "token_ids": {**_TOKEN_IDS, "minItems": 2, "maxItems": _MAX_COUNT},
+        "tolerance": {"exclusiveMinimum": 0},
+    },
     "OutsideServer": {
         "server_id": _NAME,
         "url": {
@@ -192,8 +197,11 @@ def _expected(bound: dict[str, Any], low: float | None, high: float | None) -> s
 
 
 def _check_rows(rows: list[dict[str, Any]], field: str) -> None:
-    """Rows travel as msgpack, which has no integers beyond 64 bits."""
-    try:
-        msgspec.msgpack.encode(rows)
-    except (OverflowError, RecursionError) as error:
-        raise invalid(f"a row cannot be sent to a worker: {error}", field) from error
+    """Rows travel as msgpack, which has no integers beyond 64 bits, and each in one message."""
+    for row in rows:
+        try:
+            size = len(msgspec.msgpack.encode(row))
+        except (OverflowError, RecursionError) as error:
+            raise invalid(f"a row cannot be sent to a worker: {error}", field) from error
+        if size > MAX_ROW_BYTES:
+            raise invalid(f"a row takes {size} bytes in msgpack: expected at most {MAX_ROW_BYTES}", field)

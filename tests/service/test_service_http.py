@@ -377,6 +377,18 @@ def test_an_empty_token_is_refused() -> None:
         BearerToken(make_app(None), "")  # type: ignore[arg-type]
 
 
+async def test_a_row_that_no_message_to_a_worker_could_hold(
+    session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl_hpc.service.limits.MAX_ROW_BYTES", 100)
+    good = {"rollout_id": "good", "task": "t", "row": {"id": "r0"}}
+    large = {"rollout_id": "large", "task": "t", "row": {"x": [0.5] * 12}}
+    status, answer = await ask(session, "POST", "/v1/rollouts", json=[good, large])
+    assert status == 400 and answer["error"]["details"] == {"field": "$[1].row"}
+    assert "expected at most 100" in answer["error"]["message"]
+    assert await ask(session, "GET", "/v1/rollouts") == (200, [])
+
+
 async def test_a_client_that_goes_away_within_its_body_is_no_fault(
     run: FakeRun, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:

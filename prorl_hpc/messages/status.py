@@ -78,7 +78,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     time: float
     uptime_s: float
     rollouts: dict[str, int]
-    """Rollouts by status, the finished ones since start."""
+    """Rollouts by status, the finished ones since the job's start."""
     workers: list[WorkerStatus]
     servers: list[ServerStatus]
     batches: list[BatchProgress]

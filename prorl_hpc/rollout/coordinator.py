@@ -115,6 +115,7 @@ class Coordinator:
     async def resume(self) -> None:
         """Go on with what an earlier process of this job had accepted. Once, before ``run``."""
         found, paused = await self._journal.recover()
+        self._scheduler.counts.update(await self._journal.ended_counts())
         resumed = self._orders.resume(found, self._clock())
         grace_s = _GRACE_BEATS * self._config.heartbeat_s
         self._dispatch.tell(Pause(paused), Recover(resumed.under_way, grace_s), *_events(resumed.moves))

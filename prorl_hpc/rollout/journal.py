@@ -173,6 +173,10 @@ class Journal:
         list_them = partial(results.ended, status=status, batch_id=batch_id, after=after, limit=limit)
         return await self._thread.call(list_them, writes=False)
 
+    async def ended_counts(self) -> dict[Status, int]:
+        """How many rollouts of this epoch ended how."""
+        return await self._thread.call(results.ended_counts, writes=False)
+
     async def batches(self, after: str, limit: int) -> list[str]:
         """Ids in order of acceptance, in whatever state. Raises Refusal 404 if ``after`` is unknown."""
         return await self._thread.call(partial(orders.batches, after=after, limit=limit), writes=False)

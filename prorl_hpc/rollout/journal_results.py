@@ -151,6 +151,11 @@ def ended(db: Database, status: Status | None, batch_id: str, after: str, limit:
     return [_progress(*row) for row in db.execute(sql, *parameters, limit)]
 
 
+def ended_counts(db: Database) -> dict[Status, int]:
+    rows = db.execute("SELECT status, count(*) FROM results WHERE epoch = ? GROUP BY status", db.epoch)
+    return {Status(status): count for status, count in rows}
+
+
 def _progress(slim: bytes, batch: str) -> RolloutProgress:
     ending = _ending.decode(slim)
     return RolloutProgress(ending.rollout_id, ending.status, ending.attempts, ending.worker, ending.server, batch)

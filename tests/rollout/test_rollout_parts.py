@@ -13,6 +13,7 @@ from prorl_hpc.config.schema import RolloutConfig
 from prorl_hpc.messages.batch import BatchSpec
 from prorl_hpc.messages.control import (
     AgentToCoordinator,
+    Draining,
     Goodbye,
     InferenceHello,
     Pools,
@@ -22,7 +23,7 @@ from prorl_hpc.messages.control import (
 )
 from prorl_hpc.messages.errors import RunError, ServiceError
 from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
-from prorl_hpc.messages.rollout import RolloutSpec, Status
+from prorl_hpc.messages.rollout import RolloutResult, RolloutSpec, Status
 from prorl_hpc.rollout.agents import Agents
 from prorl_hpc.rollout.coordinator import Coordinator
 from prorl_hpc.rollout.journal import Journal
@@ -219,3 +220,12 @@ async def test_a_worker_that_drained_and_is_started_anew_takes_rollouts_again(tm
         await made.drain_worker("w", True)
         made.take(b"w", WorkerHello("w", "n", Pools(), "fake"))
         assert made.status().workers[0].draining  # what a person ordered holds
+
+
+async def test_rollouts_that_ended_before_a_restart_are_counted(tmp_path: Path) -> None:
+    async with coordinator(tmp_path) as (made, journal):
+        await journal.record(RolloutResult("a", "", 0, "t", Status.DONE, 1.0), None, "")
+        await journal.record(RolloutResult("b", "", 0, "t", Status.CANCELLED), None, "")
+        await made.resume()
+        counts = made.status().rollouts
+        assert (counts["done"], counts["cancelled"], counts["failed"]) == (1, 1, 0)

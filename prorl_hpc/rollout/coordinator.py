@@ -33,6 +33,7 @@ from prorl_hpc.messages.status import RunStatus, ServerStatus, WorkerStatus
 from prorl_hpc.rollout.admission import Admission
 from prorl_hpc.rollout.dispatch import Clock, Dispatch
 from prorl_hpc.rollout.journal import Journal
+from prorl_hpc.rollout.journal_orders import batch_of
 from prorl_hpc.rollout.keepsakes import Keepsakes
 from prorl_hpc.rollout.metrics import CoordinatorMetrics
 from prorl_hpc.rollout.orders import Orders, Over
@@ -144,6 +145,8 @@ class Coordinator:
                 return progress
             parallel = spec.max_parallel_groups or spec.groups_wanted
             self._admission.check(spec.group_size * parallel, {spec.policy})
+            # Nothing may refuse it any more once it has the groups of another.
+            await self._journal.require_free(spec.batch_id)
             closes, carried, before = self._orders.take_over(spec)
             await self._journal.accept_batch(spec, carried, closes)
             moves, over = self._orders.begin_batch(spec, self._clock(), carried, before)
@@ -195,7 +198,11 @@ class Coordinator:
             known = [await self._known_rollout(spec.rollout_id) for spec in specs]
             if None in known:
                 raise refusal
-        new = await self._journal.accept_rollouts(specs)
+        if any(batch_of(spec.rollout_id) for spec in specs):
+            async with self._accepting:  # a batch whose rollouts would have such ids
+                new = await self._journal.accept_rollouts(specs)
+        else:
+            new = await self._journal.accept_rollouts(specs)
         begun = [spec for spec, is_new in zip(specs, new, strict=True) if is_new]
         self._make(self._orders.begin_rollouts(begun))
         return [await self.rollout_progress(spec.rollout_id) for spec in specs]

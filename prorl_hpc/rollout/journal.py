@@ -106,12 +106,13 @@ class Journal:
         """True if it is new, False if this very order is known. Raises Refusal 409 ``batch_differs``, and 400 for an
         id that cannot name a file. ``closes``: the batch whose groups are hereby taken over; it is closed, and the
         results of the ``carried`` rollouts belong to this batch from now on. RunError if that one has no result."""
-        if self._store is not None:
-            try:
-                self._store.path(spec.batch_id)
-            except ValueError as error:
-                raise invalid(str(error), "$.batch_id") from error
+        self._require_file_name(spec.batch_id)
         return await self._thread.call(partial(orders.accept_batch, spec=spec, carried=carried, closes=closes))
+
+    async def require_free(self, batch_id: str) -> None:
+        """Raises what ``accept_batch`` would raise for the id of a new batch."""
+        self._require_file_name(batch_id)
+        await self._thread.call(partial(orders.require_free, batch_id=batch_id), writes=False)
 
     async def accept_rollouts(self, specs: Sequence[RolloutSpec]) -> list[bool]:
         """All or, with an error, none; True for each that is new. Raises Refusal 409 ``rollout_differs``."""
@@ -203,6 +204,13 @@ class Journal:
     async def waiting(self) -> tuple[int, int]:
         """How many trajectories wait in the journal to be moved to Parquet (or are kept there), and their bytes."""
         return await self._thread.call(shelving.waiting, writes=False)
+
+    def _require_file_name(self, batch_id: str) -> None:
+        if self._store is not None:
+            try:
+                self._store.path(batch_id)
+            except ValueError as error:
+                raise invalid(str(error), "$.batch_id") from error
 
     def _committed(self, newest: int, seconds: float) -> None:
         self.on_commit(seconds)

@@ -44,14 +44,7 @@ def accept_batch(db: Database, spec: BatchSpec, carried: Sequence[CarriedGroup],
     if (row := known.fetchone()) is not None:
         _require_same(row[0], digest, "batch", name)
         return False
-    # '.g' to '.h': all ids that begin with '<name>.g'.
-    alone = db.execute(
-        "SELECT name FROM orders WHERE epoch = ? AND kind = 'rollout' AND name > ? AND name < ?",
-        *(db.epoch, f"{name}.g", f"{name}.h"),
-    )
-    taken = [rollout for (rollout,) in alone if batch_of(rollout) == name]
-    if taken:
-        raise conflict(f"rollout {taken[0]!r} was ordered by itself: choose another batch id", "batch_differs")
+    require_free(db, name)
     if closes:
         _require_full(db, closes)
     groups = _encoder.encode(list(carried)) if carried else None
@@ -64,6 +57,18 @@ def accept_batch(db: Database, spec: BatchSpec, carried: Sequence[CarriedGroup],
     if closes:
         _close(db, closes)
     return True
+
+
+def require_free(db: Database, batch_id: str) -> None:
+    """Raises Refusal 409 if a rollout that was ordered by itself has a name that this batch would give."""
+    # '.g' to '.h': all ids that begin with '<name>.g'.
+    alone = db.execute(
+        "SELECT name FROM orders WHERE epoch = ? AND kind = 'rollout' AND name > ? AND name < ?",
+        *(db.epoch, f"{batch_id}.g", f"{batch_id}.h"),
+    )
+    taken = [rollout for (rollout,) in alone if batch_of(rollout) == batch_id]
+    if taken:
+        raise conflict(f"rollout {taken[0]!r} was ordered by itself: choose another batch id", "batch_differs")
 
 
 def accept_rollouts(db: Database, specs: Sequence[RolloutSpec]) -> list[bool]:

@@ -159,3 +159,22 @@ async def finish_the_second(run: ServiceRun, worker: FakeWorker) -> None:
         assert {p.batch_id for p in await client.list_rollouts(batch_id="second")} == {"second"}
         assert len(worker.started) == len(set(worker.started))
         assert slow <= set(worker.started)
+
+
+async def test_a_batch_that_is_refused_takes_no_groups_over(tmp_path: Path) -> None:
+    async with service_run(tmp_path) as run, run.client() as client:
+        worker = await run.worker(pools=Pools(16, 16, 16, 16))
+        worker.slow = {"first.g1.s3"}
+        await run.server()
+        await client.submit_rollouts([RolloutSpec("taken.g0.s0", "t", {})])
+        await client.submit_batch(carrying("first", max_parallel_groups=2))
+        await asyncio.wait_for(client.wait_batch("first"), 10)
+        with pytest.raises(ServiceError) as refused:
+            await client.submit_batch(carrying("taken"))
+        assert refused.value.code == "batch_differs"
+        assert (await client.submit_batch(carrying("second"))).carried_in == 1
+        worker.slow = set()
+        second = await asyncio.wait_for(client.wait_batch("second"), 10)
+        assert [(g.carried_from, g.outcome, len(g.rollouts)) for g in second.groups][:1] == [
+            ("first", GroupOutcome.ACCEPTED, 4)
+        ]

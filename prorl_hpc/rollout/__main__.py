@@ -9,14 +9,16 @@ import os
 import sys
 from urllib.parse import urlsplit
 
-from prorl_hpc.messages.codec import read_json
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.control import AgentToCoordinator
 from prorl_hpc.messages.errors import RunError
-from prorl_hpc.messages.status import Phase
+from prorl_hpc.messages.status import Phase, ProcessState
 from prorl_hpc.observe.process import Process, process_arguments, stop_event
 from prorl_hpc.observe.rollout_store import RolloutStore
 from prorl_hpc.rollout.coordinator import Coordinator
 from prorl_hpc.rollout.journal import Journal
+from prorl_hpc.rollout.journal_database import JournalInUse
 from prorl_hpc.rollout.keepsakes import Keepsakes
 from prorl_hpc.service.server import HttpFace
 from prorl_hpc.slurm.plan import Plan
@@ -96,13 +98,18 @@ def _favour_the_loop() -> None:
 
 def main() -> int:
     arguments = process_arguments("rollout")
+    state_file = RunDirectory(arguments.run_dir).process_state(arguments.name)
+    before = read_json(state_file, ProcessState)
     process = Process.start("coordinator", arguments.run_dir, arguments.name)
     try:
         asyncio.run(serve(process))
     except* Exception as group:
         for error in _leaves(group):
             log.error("the coordinator cannot go on: %s", error, exc_info=error)
-        process.say(Phase.FAILED, "; ".join(str(error) for error in _leaves(group)))
+        if before is not None and group.subgroup(JournalInUse) is not None:
+            write_json(state_file, before)  # of the one that serves: all others find it by this file
+        else:
+            process.say(Phase.FAILED, "; ".join(str(error) for error in _leaves(group)))
         sys.exit(1)
     process.ended()
     return 0

@@ -53,6 +53,10 @@ CREATE TABLE files (number INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT 
 """
 
 
+class JournalInUse(RunError):
+    """Another process has the journal open."""
+
+
 class Holder(msgspec.Struct, frozen=True):
     """Who has the journal open."""
 
@@ -75,12 +79,13 @@ class Database:
 
 
 def open_database(path: Path, token: str, node: str) -> Database:
-    """Open or create the journal and begin the epoch of ``token``, if it is not the newest one. Raises RunError."""
+    """Open or create the journal and begin the epoch of ``token``, if it is not the newest one. Raises RunError,
+    of it JournalInUse."""
     try:
         connection = _connect(path)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") in ("SQLITE_BUSY", "SQLITE_LOCKED"):
-            raise RunError(_held(path)) from error
+            raise JournalInUse(_held(path)) from error
         raise RunError(f"the journal {path} cannot be opened: {error}") from error
     except OSError as error:
         raise RunError(f"the journal {path} cannot be created: {error}") from error

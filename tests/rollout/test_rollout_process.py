@@ -107,6 +107,15 @@ def test_a_coordinator_that_is_started_again_has_the_same_http_address(coordinat
     assert state.endpoints["http"] == before
 
 
+def test_a_second_coordinator_leaves_the_first_one_to_be_found(coordinator: CoordinatorProcess) -> None:
+    first = coordinator.ready()
+    second = CoordinatorProcess(coordinator.run)
+    _, words = second.child.communicate(timeout=30)
+    assert second.child.returncode == 1
+    assert f"in use by process {first.pid}" in words
+    assert coordinator.state() == first
+
+
 def test_an_http_port_that_is_taken(config: ProrlConfig) -> None:
     with socket.create_server((node_address(), 0)) as taken:
         config.rollout.http_port = taken.getsockname()[1]

@@ -86,7 +86,7 @@ def open_database(path: Path, token: str, node: str) -> Database:
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") in ("SQLITE_BUSY", "SQLITE_LOCKED"):
             raise JournalInUse(_held(path)) from error
-        raise RunError(f"the journal {path} cannot be opened: {error}") from error
+        raise RunError(f"the journal {path} cannot be opened: {error}{remedy(error)}") from error
     except OSError as error:
         raise RunError(f"the journal {path} cannot be created: {error}") from error
     try:
@@ -98,7 +98,7 @@ def open_database(path: Path, token: str, node: str) -> Database:
         ).fetchone()
     except (sqlite3.Error, OSError) as error:
         connection.close()
-        raise RunError(f"the journal {path} cannot be used: {error}") from error
+        raise RunError(f"the journal {path} cannot be used: {error}{remedy(error)}") from error
     except BaseException:
         connection.close()
         raise
@@ -131,6 +131,19 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def remedy(error: Exception) -> str:
+    """What a person can do about it, as the end of a message."""
+    name = getattr(error, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return (
+            ". It is damaged: move it and the files beside it (-wal, .holder) away, then resume. What is in rollouts/ "
+            "stays; open orders and results that were in the journal alone are lost"
+        )
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return ". Make it and its directory writable for this user, then resume"
+    return ". Free space in the run directory, then resume" if isinstance(error, sqlite3.Error | OSError) else ""
 
 
 def _held(path: Path) -> str:

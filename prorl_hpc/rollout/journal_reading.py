@@ -9,7 +9,6 @@ from functools import partial
 import msgspec
 
 from prorl_hpc.messages.batch import BatchResult
-from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import NumberedResult, RolloutResult
 from prorl_hpc.messages.trajectory import Trajectory
 from prorl_hpc.observe.rollout_store import RolloutStore
@@ -90,8 +89,14 @@ def _from_files(store: RolloutStore | None, piece: list[Stored]) -> dict[int, Tr
         assert store is not None
         try:
             trajectories = store.read(name, [stored.place for stored in there])
-        except OSError as error:
-            raise RunError(f"the trajectories in {name} cannot be read back: {error}") from error
+        except (OSError, ValueError) as error:
+            lost = isinstance(error, FileNotFoundError)
+            raise Refusal(
+                f"the trajectories in rollouts/{name} of the run directory cannot be read back: {error}",
+                code="result_gone" if lost else "result_unreadable",
+                status=410 if lost else 500,
+                details={"file": name},
+            ) from error
         found.update({stored.cursor: trajectory for stored, trajectory in zip(there, trajectories, strict=True)})
     return found
 

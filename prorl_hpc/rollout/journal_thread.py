@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from prorl_hpc.messages.errors import ProrlError, RunError
+from prorl_hpc.rollout.journal_database import remedy
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -242,7 +243,7 @@ def _pieces(ops: list[_Call[D] | _Item[I]]) -> Iterator[_Call[D] | list[_Item[I]
 def _failure(error: Exception) -> RunError:
     if isinstance(error, RunError):
         return error
-    failure = RunError(f"the journal cannot be written: {error}. Free space in the run directory, then resume")
+    failure = RunError(f"the journal cannot be used: {error}{remedy(error)}")
     failure.__cause__ = error
     return failure
 

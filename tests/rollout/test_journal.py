@@ -357,6 +357,35 @@ async def test_files_that_are_no_journal_are_refused(tmp_path: Path) -> None:
         await open_journal(tmp_path)
 
 
+async def test_a_damaged_journal_says_what_to_do(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path)
+    await journal.record(ended("a"), RAW, "")
+    await journal.close()
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(path.read_bytes()[:9000])
+    with pytest.raises(RunError, match="It is damaged: move it"):
+        await open_journal(tmp_path)
+
+
+@pytest.mark.parametrize(("damage", "code", "status"), [(None, "result_gone", 410), (b"x", "result_unreadable", 500)])
+async def test_a_rollout_file_that_is_gone_or_damaged_is_named(
+    tmp_path: Path, damage: bytes | None, code: str, status: int
+) -> None:
+    journal = await open_journal(tmp_path)
+    await journal.record(ended("a"), RAW, "")
+    await journal.close()
+    (file,) = RunDirectory(tmp_path).rollouts.glob("*.parquet")
+    file.unlink()
+    if damage is not None:
+        file.write_bytes(damage)
+    journal = await open_journal(tmp_path)
+    for read in (journal.results(0, 9, ""), journal.rollout_result("a")):
+        with pytest.raises(ServiceError, match=file.name) as refused:
+            await read
+        assert (refused.value.code, refused.value.status) == (code, status)
+    await journal.close()
+
+
 async def test_a_second_opener_is_told_who_has_it(tmp_path: Path) -> None:
     journal = await open_journal(tmp_path)
     with pytest.raises(RunError, match=f"in use by process {os.getpid()} on"):

@@ -385,8 +385,15 @@ class Coordinator:
 
     async def _write_status(self) -> None:
         while True:
-            await asyncio.to_thread(write_json, self._status_file, self.status())
+            await self._save_status()
             await asyncio.sleep(_STATUS_S)
+
+    async def _save_status(self) -> None:
+        try:
+            await asyncio.to_thread(write_json, self._status_file, self.status())
+        except OSError as error:
+            # Only people look at it; a disk that the run needs ends it through the journal.
+            log.warning("the status of the run cannot be shown in %s: %s", self._status_file, error)
 
     async def _end(self, reason: str) -> None:
         """Let go of who waits, tell the agents."""
@@ -398,7 +405,7 @@ class Coordinator:
                 await self._outbox.flush()
         except TimeoutError:
             log.warning("not all agents could be told that the run is over")
-        await asyncio.to_thread(write_json, self._status_file, self.status())
+        await self._save_status()
 
 
 def _events(moves: Moves) -> list[Event]:

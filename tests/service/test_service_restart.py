@@ -178,3 +178,15 @@ async def test_a_batch_that_is_refused_takes_no_groups_over(tmp_path: Path) -> N
         assert [(g.carried_from, g.outcome, len(g.rollouts)) for g in second.groups][:1] == [
             ("first", GroupOutcome.ACCEPTED, 4)
         ]
+
+
+async def test_a_status_file_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "status.json").mkdir()
+    async with service_run(tmp_path) as run, run.client() as client:
+        await until(lambda: "the status of the run cannot be shown" in caplog.text)
+        await run.worker()
+        await run.server()
+        await client.submit_rollouts([RolloutSpec("a", "t", {})])
+        assert (await asyncio.wait_for(client.wait_rollout("a"), 10)).status is Status.DONE

@@ -21,7 +21,7 @@ from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.control import AgentToCoordinator, CoordinatorToWorker, StageFinished, StartEval
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import Stage
-from prorl_hpc.observe.process import Process, run_to_end, stop_event, unless_stopped
+from prorl_hpc.observe.process import Process, favour_the_loop, run_to_end, stop_event, unless_stopped
 from prorl_hpc.transport.channels import DealerLine, RouterDoor
 from prorl_hpc.transport.keys import RunKeys
 
@@ -48,6 +48,7 @@ def _record_file(run: RunDirectory) -> Path:
 
 async def serve_door(process: Process) -> None:
     """Answer until told to stop."""
+    favour_the_loop()
     stop = stop_event()
     door: RouterDoor[AgentToCoordinator] = RouterDoor(
         AgentToCoordinator, RunKeys.load(process.run.keys), process.runtime_dir / "echo.zmq"
@@ -67,6 +68,7 @@ async def _answer(door: RouterDoor[AgentToCoordinator]) -> None:
 
 async def serve_line(process: Process, per_s: float, seconds: float) -> None:
     """Send at a steady rate, whether or not answers come, and note the round trips."""
+    favour_the_loop()
     state = await process.wait_for("door", 30)
     line: DealerLine[CoordinatorToWorker] = DealerLine(
         CoordinatorToWorker, RunKeys.load(process.run.keys), state.endpoints["zmq_ipc"], process.name

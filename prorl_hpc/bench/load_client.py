@@ -23,11 +23,11 @@ from prorl_hpc.messages.batch import BatchSpec, GroupFilter
 from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import RolloutResult, RolloutSpec, Status
-from prorl_hpc.observe.process import Process, run_to_end
+from prorl_hpc.observe.process import Process, favour_the_loop, run_to_end
 from prorl_hpc.service.client import RolloutClient
 
 GROUP_SIZE = 8
-_TICK_S = 0.01
+_TICK_S = 0.005
 _BATCH_GROUPS = 256
 _BATCHES_AT_ONCE = 2
 
@@ -143,7 +143,9 @@ async def steadily(client: RolloutClient, load: Load) -> LoadRecord:
         group.create_task(read())
         sent = 0
         async for due in due_at_rate(load.per_s, load.rollouts, _TICK_S):
-            await client.submit_rollouts([load.spec(number) for number in range(sent, sent + due)])
+            # Not awaited: what arrives does not wait for the answer to what came before.
+            specs = [load.spec(number) for number in range(sent, sent + due)]
+            group.create_task(client.submit_rollouts(specs))
             sent += due
     return LoadRecord.of(began, results)
 
@@ -164,6 +166,7 @@ _FORMS = {Form.BATCHES: as_batches, Form.STREAM: as_stream, Form.STEADY: steadil
 
 async def serve(process: Process, load: Load) -> None:
     await process.wait_for("coordinator", 60)
+    favour_the_loop()
     async with RolloutClient.for_run(process) as client:
         record = await _FORMS[load.form](client, load)
     write_json(_record_file(process.run, process.name), record)

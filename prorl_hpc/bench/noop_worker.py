@@ -22,7 +22,14 @@ from prorl_hpc.messages.control import ServerRef
 from prorl_hpc.messages.errors import InferenceError, RunError, SandboxError
 from prorl_hpc.messages.inference import Completion
 from prorl_hpc.messages.rollout import SamplingParams
-from prorl_hpc.observe.process import Process, process_arguments, run_to_end, stop_event, unless_stopped
+from prorl_hpc.observe.process import (
+    Process,
+    favour_the_loop,
+    process_arguments,
+    run_to_end,
+    stop_event,
+    unless_stopped,
+)
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, ToolResult
 from prorl_hpc.transport.agent_line import find_coordinator
 from prorl_hpc.transport.keys import RunKeys
@@ -139,6 +146,7 @@ async def serve(process: Process) -> None:
         Policy(ChatFormat.open(config.model.path), config.model.max_context_tokens, config.task.max_turn_tokens),
         lambda: find_coordinator(process),
     )
+    favour_the_loop()
     looking = asyncio.create_task(worker.note_acknowledgements())
     try:
         await worker.run(stop, process.ready)

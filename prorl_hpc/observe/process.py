@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -27,6 +28,8 @@ from prorl_hpc.messages.errors import ProrlError
 from prorl_hpc.messages.status import Phase, ProcessState
 
 T = TypeVar("T")
+_SWITCH_S = 0.0005
+"""How long another thread may keep the interpreter when the event loop has something to do; Python's own is 5 ms."""
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -98,6 +101,15 @@ def stop_event() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, event.set)
     return event
+
+
+def favour_the_loop() -> None:
+    """Keep the event loop's pauses short, once all is loaded. Threads beside it give the interpreter back soon; what is
+    here now stays, and what is made later seldom has cycles: a full collection would hold everything up."""
+    sys.setswitchinterval(_SWITCH_S)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:

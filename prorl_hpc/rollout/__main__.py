@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import sys
@@ -14,7 +13,7 @@ from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.control import AgentToCoordinator
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.status import Phase, ProcessState
-from prorl_hpc.observe.process import Process, process_arguments, stop_event
+from prorl_hpc.observe.process import Process, favour_the_loop, process_arguments, stop_event
 from prorl_hpc.observe.rollout_store import RolloutStore
 from prorl_hpc.rollout.coordinator import Coordinator
 from prorl_hpc.rollout.journal import Journal
@@ -29,8 +28,6 @@ from prorl_hpc.transport.keys import RunKeys
 
 log = logging.getLogger(__name__)
 
-_SWITCH_S = 0.0005
-"""How long another thread may keep the interpreter when the event loop has something to do; Python's own is 5 ms."""
 JOB_TOKEN = "PRORL_JOB_TOKEN"
 """In the environment: names the job. The supervisor gives the same to a coordinator that it starts again."""
 
@@ -64,7 +61,7 @@ async def serve(process: Process) -> None:
             first_server_s=config.run.start_timeout_s,
         )
         await coordinator.resume()
-        _favour_the_loop()
+        favour_the_loop()
         socket_path = process.runtime_dir / "coordinator.http"
         tcp_host = address if config.rollout.http_tcp else None
         async with HttpFace(
@@ -85,15 +82,6 @@ async def serve(process: Process) -> None:
     finally:
         door.close()
         await journal.close()
-
-
-def _favour_the_loop() -> None:
-    """Keep the queues moving beside the journal's threads. What is here now stays, and what is made later seldom has
-    cycles: a full collection would hold everything up."""
-    sys.setswitchinterval(_SWITCH_S)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 def main() -> int:

@@ -11,7 +11,14 @@ from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.inference.client import LLMClient
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.status import Phase
-from prorl_hpc.observe.process import Process, process_arguments, run_to_end, stop_event, unless_stopped
+from prorl_hpc.observe.process import (
+    Process,
+    favour_the_loop,
+    process_arguments,
+    run_to_end,
+    stop_event,
+    unless_stopped,
+)
 from prorl_hpc.sandbox.factory import make_runtime
 from prorl_hpc.sandbox.protocol import Runtime
 from prorl_hpc.transport.agent_line import find_coordinator
@@ -50,6 +57,7 @@ async def _work(process: Process, runtime: Runtime, policy: Policy, stop: asynci
         worker = Worker(
             process.name, process.node, process.config, keys, runtime, llms, policy, lambda: find_coordinator(process)
         )
+        favour_the_loop()
         await worker.run(stop, lambda: process.ready(detail=runtime.description))
     finally:
         await llms.close()

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from prorl_hpc.messages.errors import ServiceError
+from prorl_hpc.messages.errors import RunError, ServiceError
 from prorl_hpc.service.batch_calls import batch_calls
 from prorl_hpc.service.calls import NDJSON, Asked, Bodies, Call, json_answer
 from prorl_hpc.service.errors import Refusal, answer_of
@@ -69,6 +69,7 @@ def make_app(
     handlers: dict[Any, Any] = {
         ServiceError: refusing.refused,
         HTTPException: refusing.http_error,
+        RunError: refusing.failing,
         Exception: refusing.broken,
     }
     app = Starlette(routes=_routes(calls, bodies, http), exception_handlers=handlers)
@@ -137,6 +138,10 @@ class _Refusing:
             status=error.status_code,
         )
         return self._refuse(refusal, dict(error.headers or {}))
+
+    async def failing(self, request: Request, error: RunError) -> Response:
+        """The service cannot go on, and is about to be started anew: asking again is right."""
+        return self._refuse(Refusal(f"the service fails: {error}", code="failing", status=503))
 
     async def broken(self, request: Request, error: Exception) -> Response:
         # Starlette raises it again after this answer, and uvicorn logs it.

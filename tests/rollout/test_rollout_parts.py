@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from prorl_hpc.config.schema import RolloutConfig
@@ -29,6 +30,7 @@ from prorl_hpc.rollout.coordinator import Coordinator
 from prorl_hpc.rollout.journal import Journal
 from prorl_hpc.rollout.keepsakes import Keepsakes
 from prorl_hpc.rollout.weights import WeightFanOut
+from prorl_hpc.service.server import HttpFace
 from prorl_hpc.transport.channels import RouterDoor
 from prorl_hpc.transport.keys import RunKeys
 
@@ -229,3 +231,20 @@ async def test_rollouts_that_ended_before_a_restart_are_counted(tmp_path: Path) 
         await made.resume()
         counts = made.status().rollouts
         assert (counts["done"], counts["cancelled"], counts["failed"]) == (1, 1, 0)
+
+
+async def test_a_client_of_a_service_that_fails_is_told_to_ask_again(tmp_path: Path) -> None:
+    async with coordinator(tmp_path) as (made, journal):
+        join(made)
+        async def broken(specs: list[RolloutSpec]) -> list[bool]:
+            raise RunError("the disk is full")
+
+        journal.accept_rollouts = broken  # type: ignore[method-assign]
+        async with (
+            aiohttp.ClientSession() as session,
+            HttpFace(made, tmp_path / "c.http", tcp_host="127.0.0.1", token="t") as face,
+        ):
+            order = {"json": [{"rollout_id": "a", "task": "t", "row": {}}], "headers": {"Authorization": "Bearer t"}}
+            async with session.post(f"{face.url}/v1/rollouts", **order) as answer:
+                assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
+                assert (await answer.json())["error"]["code"] == "failing"

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -148,6 +150,8 @@ def check_server(server: OutsideServer, field: str = "$") -> None:
 
 def _check(value: msgspec.Struct, at: str) -> None:
     """All fields of ``value`` and of the structs in it against BOUNDS."""
+    if _well_within(value):
+        return
     bounds = BOUNDS.get(type(value).__name__, {})
     for name in value.__struct_fields__:
         inner, field = getattr(value, name), f"{at}.{name}"
@@ -157,22 +161,51 @@ def _check(value: msgspec.Struct, at: str) -> None:
             _check_value(inner, bounds[name], field)
 
 
+def _well_within(value: msgspec.Struct) -> bool:
+    """What ``_check`` refuses is not; without telling where, which most orders need not know."""
+    for name, fits in _tests(type(value)):
+        inner = getattr(value, name)
+        if inner is not None and not fits(inner):
+            return False
+    return True
+
+
+@lru_cache
+def _tests(struct: type[msgspec.Struct]) -> list[tuple[str, Callable[[Any], bool]]]:
+    """The fields of ``struct`` that have bounds, or are structs."""
+    bounds = BOUNDS.get(struct.__name__, {})
+    tests: list[tuple[str, Callable[[Any], bool]]] = [(name, _test(bound)) for name, bound in bounds.items()]
+    nested = [name for name in struct.__struct_fields__ if name not in bounds]
+    return tests + [
+        (name, lambda inner: not isinstance(inner, msgspec.Struct) or _well_within(inner)) for name in nested
+    ]
+
+
+def _test(bound: dict[str, Any]) -> Callable[[Any], bool]:
+    """Whether a value is within the keywords of ``bound``."""
+    low = bound.get("minimum", bound.get("minLength", bound.get("minItems", -math.inf)))
+    high = bound.get("maximum", bound.get("maxLength", bound.get("maxItems", math.inf)))
+    above = bound.get("exclusiveMinimum", -math.inf)
+    pattern = re.compile(bound["pattern"].removesuffix("$") + r"\Z") if "pattern" in bound else None
+    of_items = _test(bound["items"]) if "items" in bound else None
+
+    def fits(value: Any) -> bool:
+        size = value if isinstance(value, int | float) else len(value)
+        return (
+            low <= size <= high
+            and size > above
+            and (pattern is None or pattern.match(value) is not None)
+            and (of_items is None or all(map(of_items, value)))
+        )
+
+    return fits
+
+
 def _check_value(value: Any, bound: dict[str, Any], field: str) -> None:
     """``value`` within the keywords of ``bound``."""
-    size = value if isinstance(value, int | float) else len(value)
-    low = bound.get("minimum", bound.get("minLength", bound.get("minItems")))
-    high = bound.get("maximum", bound.get("maxLength", bound.get("maxItems")))
-    above = bound.get("exclusiveMinimum")
-    pattern = bound.get("pattern")
-    inside = (
-        (low is None or size >= low)
-        and (high is None or size <= high)
-        and (above is None or size > above)
-        and (pattern is None or re.match(pattern.removesuffix("$") + r"\Z", value))
-    )
     name = field.rpartition(".")[2]
-    if not inside:
-        raise invalid(f"{_told(name, value)}: expected {_expected(bound, low, high)}", field)
+    if not _test({keyword: limit for keyword, limit in bound.items() if keyword != "items"})(value):
+        raise invalid(f"{_told(name, value)}: expected {_expected(bound)}", field)
     for i, item in enumerate(value if "items" in bound else ()):
         _check_value(item, bound["items"], f"{field}[{i}]")
 
@@ -185,7 +218,9 @@ def _told(name: str, value: Any) -> str:
     return f"{name} is {value[:MAX_NAME]!r}" if isinstance(value, str) else f"{name} is {value}"
 
 
-def _expected(bound: dict[str, Any], low: float | None, high: float | None) -> str:
+def _expected(bound: dict[str, Any]) -> str:
+    low = bound.get("minimum", bound.get("minLength", bound.get("minItems")))
+    high = bound.get("maximum", bound.get("maxLength", bound.get("maxItems")))
     if "pattern" in bound:
         return _EXPECTED[bound["pattern"]]
     unit = " characters" if "maxLength" in bound or "minLength" in bound else ""

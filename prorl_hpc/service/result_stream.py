@@ -60,9 +60,9 @@ class _Lines:
             if self._left is not None:
                 self._left -= len(page)
             at_end = not page
-            for numbered in page:
-                self._cursor = numbered.cursor
-                yield _line(numbered, trajectories)
+            if page:
+                self._cursor = page[-1].cursor
+                yield b"".join(_line(numbered, trajectories) for numbered in page)
             if self._left == 0 or (at_end and wait_s is None):
                 return
             if at_end:

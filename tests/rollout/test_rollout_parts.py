@@ -236,6 +236,7 @@ async def test_rollouts_that_ended_before_a_restart_are_counted(tmp_path: Path) 
 async def test_a_client_of_a_service_that_fails_is_told_to_ask_again(tmp_path: Path) -> None:
     async with coordinator(tmp_path) as (made, journal):
         join(made)
+
         async def broken(specs: list[RolloutSpec]) -> list[bool]:
             raise RunError("the disk is full")
 

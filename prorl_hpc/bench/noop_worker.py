@@ -30,7 +30,7 @@ from prorl_hpc.observe.process import (
     stop_event,
     unless_stopped,
 )
-from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, ToolResult
+from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, SandboxStats, ToolResult
 from prorl_hpc.transport.agent_line import find_coordinator
 from prorl_hpc.transport.keys import RunKeys
 from prorl_hpc.worker.agent import Worker
@@ -69,11 +69,17 @@ class NoSandbox:
     async def call(self, tool: str, arguments: dict[str, Any], timeout_s: float) -> ToolResult:
         raise SandboxError("the benches' sandbox runs no tools")
 
+    async def exec(self, argv: Sequence[str], timeout_s: float, *, cwd: str = "", stdin: bytes = b"") -> ToolResult:
+        raise SandboxError("the benches' sandbox runs no programs")
+
     async def upload(self, path: str, content: bytes) -> None:
         raise SandboxError("the benches' sandbox keeps no files")
 
     async def download(self, path: str) -> bytes:
         raise SandboxError("the benches' sandbox keeps no files")
+
+    async def stats(self) -> SandboxStats:
+        raise SandboxError("the benches' sandbox uses nothing")
 
     async def stop(self) -> None:
         pass

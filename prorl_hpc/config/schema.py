@@ -76,19 +76,40 @@ class SandboxConfig:
     kind: str = "auto"
     """auto (apptainer or singularity where it works, else local with a warning), apptainer, local."""
     image: str = "host"
-    """A .sif or sandbox directory; ``host``: a skeleton that binds the node's own /usr read-only."""
+    """A .sif file, a sandbox directory, a reference such as docker://python:3.12-slim that `prorl-hpc image pull` has
+    brought into the cache, or ``host``: a skeleton that binds the node's own /usr read-only."""
     network: str = "none"
-    """none or host."""
+    """none or host; a task can ask for the other."""
+    writable: str = "workspace"
+    """workspace: the image is read-only; image: all of it can be written, into a directory of the sandbox's own."""
+    copy_images: str = "auto"
+    """One copy of an image per node: auto (where the image lies on a network file system), always, never."""
+    unpack_images: bool = False
+    """Unpack that copy into a directory: starts faster, and needs no FUSE on the node."""
     start_limit: int = 4
     """Sandboxes that start at the same time on one node."""
     start_timeout_s: float = 30.0
     start_retries: int = 2
+    warm: int = 0
+    """Sandboxes of the default kind that each worker keeps started, so that a start takes milliseconds."""
     command_timeout_s: float = 20.0
     output_limit_bytes: int = 16384
+    strip_ansi: bool = True
+    """Take terminal control sequences (colours and the like) out of output."""
+    ipython: str = "inprocess"
+    """inprocess (an InteractiveShell in a process of its own, the fastest) or kernel (a Jupyter kernel)."""
+    open_paths: bool = False
+    """Let the file tools leave the workspace (they never leave the sandbox)."""
     max_processes: int = 256
-    max_file_mib: int = 256
-    max_memory_mib: int = 0
-    """Address space of each process in the sandbox; 0: no limit."""
+    """Processes and threads of one sandbox."""
+    max_memory_mib: int = 4096
+    """Memory of one sandbox, files in memory included; 0: no limit."""
+    max_disk_mib: int = 4096
+    """Disk of one sandbox: workspace, /tmp, and what was written over the image; 0: no limit."""
+    max_file_mib: int = 1024
+    """Size of a single file; 0: no limit."""
+    max_cpus: float = 0.0
+    """CPUs of one sandbox, where the node has cgroups for it (`prorl-hpc doctor` says so); 0: no limit."""
 
 
 @dataclass

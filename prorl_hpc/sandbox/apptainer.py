@@ -15,8 +15,7 @@ from pathlib import Path
 
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox.attached import ServerSettings
-from prorl_hpc.sandbox.attached_runtime import SHELL_PATH, TOOL_SERVER, AttachedRuntime, Launch
+from prorl_hpc.sandbox.attached_runtime import CODE, SHELL_PATH, AttachedRuntime, Launch
 from prorl_hpc.sandbox.directories import MARKER, Box
 from prorl_hpc.sandbox.host_image import make_host_image
 from prorl_hpc.sandbox.protocol import SandboxSpec
@@ -73,7 +72,7 @@ class ApptainerRuntime(AttachedRuntime):
     def _launch(self, spec: SandboxSpec, box: Box) -> Launch:
         image = spec.image or self._config.image
         binds = [f"{box.workspace}:/workspace", f"{box.tmp}:/tmp", f"{box.socket_dir}:{INSIDE}"]
-        binds.append(f"{TOOL_SERVER}:{INSIDE}/tool_server.py:ro")
+        binds.append(f"{CODE}:{INSIDE}/code/prorl_hpc/sandbox/tools:ro")
         if image == HOST_IMAGE:
             if not self._host_binds:
                 raise SandboxError("image 'host' can be asked for only where sandbox.image=host")
@@ -84,19 +83,14 @@ class ApptainerRuntime(AttachedRuntime):
         argv = [self._binary, "-q", "-s", "exec", *isolation_flags(self._network(spec))]
         for bind in binds:
             argv += ["--bind", bind]
-        argv += [image, "python3", "-I", "-S", f"{INSIDE}/tool_server.py"]
-        settings = ServerSettings(
-            root="/workspace",
-            socket=f"{INSIDE}/{box.socket.name}",
-            env={"HOME": "/tmp", "LANG": "C.UTF-8", **spec.env},
-            inherit_env=True,
-            output_limit_bytes=self._config.output_limit_bytes,
-            limits={**self._limits(), "max_processes": self._config.max_processes},
-        )
+        start = f"{INSIDE}/code/prorl_hpc/sandbox/tools/start.py"
+        argv += [image, "python3", "-I", "-S", start, "", "", f"{INSIDE}/{box.socket.name}"]
+        env = {"HOME": "/tmp", "LANG": "C.UTF-8", **spec.env}
+        settings = self._settings("/workspace", INSIDE, env, inherit_env=True)
         return Launch(argv, launcher_environment(self._binary, box), settings)
 
     def _network(self, spec: SandboxSpec) -> str:
-        return "host" if "host" in (spec.network, self._config.network) else "none"
+        return spec.network or self._config.network
 
     def _explain(self, reason: str) -> str:
         for pattern, hint in _HINTS:

@@ -1,31 +1,30 @@
 """A sandbox that is one directly attached child process, running the tool server.
 
-The child's stdin is the leash: it gets the settings as its first line, and its end when this process ends, even
-by SIGKILL.
+The child's stdin is the leash: it ends when this process ends, even by SIGKILL.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
 import logging
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 import psutil
 
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.directories import Box, kill_marked, remove_tree
-from prorl_hpc.sandbox.protocol import ToolResult
-from prorl_hpc.sandbox.tool_client import ToolClient
+from prorl_hpc.sandbox.protocol import SandboxStats, ToolResult
+from prorl_hpc.sandbox.tool_client import Response, ToolClient
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES = 512 << 10
+CHUNK_BYTES = 1 << 20
 FILE_TIMEOUT_S = 60.0
 END_S, TERM_S, KILL_S = 3.0, 3.0, 3.0
 """How long each step of an ending may take: EOF on stdin, SIGTERM, SIGKILL to the group."""
@@ -33,14 +32,20 @@ END_S, TERM_S, KILL_S = 3.0, 3.0, 3.0
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The first line of the tool server's stdin."""
+    """The first frame to the tool server."""
 
     root: str
-    socket: str
+    """The workspace, as the server sees it."""
+    scratch: str
+    """A directory of the server's own, for sockets and the like; short."""
     env: dict[str, str]
     inherit_env: bool
-    """Whether the shell also gets the server's own environment: that of the image."""
+    """Whether shells also get the server's own environment: that of the image."""
     output_limit_bytes: int
+    strip_ansi: bool = True
+    ipython_mode: str = "inprocess"
+    open_paths: bool = False
+    """Whether file tools may leave the workspace."""
     limits: dict[str, int] = field(default_factory=dict)
 
 
@@ -75,46 +80,45 @@ class AttachedSandbox:
             raise SandboxError(f"it ended while starting ({error}): {self._last_words()}") from error
 
     async def _connect(self, settings: ServerSettings) -> None:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # it ended already: its exit code and last words say why
-            await stdin.drain()
-        if await stdout.readline() != b"ready\n":
+        assert self._process.stdout is not None
+        if await self._process.stdout.readline() != b"ready\n":
             code = await self._process.wait()
             raise SandboxError(f"its process ended with exit code {code}: {self._last_words()}")
         self._client = await ToolClient.connect(self._box.socket)
-        with contextlib.suppress(psutil.NoSuchProcess):  # then the next call says so
+        with contextlib.suppress(psutil.NoSuchProcess):  # then the greeting says so
             self._server = psutil.Process(self._client.server_pid)
-        answer = await self._client.call("bash", {"command": "true"}, FILE_TIMEOUT_S)
-        if answer.exit_code != 0:
-            raise SandboxError(f"its shell does not work: {answer.output.strip()}")
+        await self._client.greet(asdict(settings))
 
     async def call(self, tool: str, arguments: dict[str, Any], timeout_s: float) -> ToolResult:
-        response = await self._connected().call(tool, arguments, timeout_s)
-        return ToolResult(response.output, response.exit_code, response.timed_out, response.seconds)
+        return _result(await self._connected().call(tool, arguments, timeout_s))
+
+    async def exec(self, argv: Sequence[str], timeout_s: float, *, cwd: str = "", stdin: bytes = b"") -> ToolResult:
+        arguments = {"argv": list(argv), "cwd": cwd}
+        return _result(await self._connected().call("exec", arguments, timeout_s, stdin))
 
     async def upload(self, path: str, content: bytes) -> None:
         for start in range(0, max(1, len(content)), CHUNK_BYTES):
-            chunk = base64.b64encode(content[start : start + CHUNK_BYTES]).decode()
-            await self._file_call(
-                "write_file", {"path": path, "content": chunk, "encoding": "base64", "append": start > 0}
-            )
+            chunk = content[start : start + CHUNK_BYTES]
+            await self._own_call("upload", {"path": path, "append": start > 0}, chunk)
 
     async def download(self, path: str) -> bytes:
         content = bytearray()
         while True:
-            where = {"path": path, "encoding": "base64", "offset": len(content), "length": CHUNK_BYTES}
-            chunk = base64.b64decode(await self._file_call("read_file", where))
+            where = {"path": path, "offset": len(content), "length": CHUNK_BYTES}
+            chunk = (await self._own_call("download", where)).body
             content += chunk
             if len(chunk) < CHUNK_BYTES:
                 return bytes(content)
 
-    async def _file_call(self, tool: str, arguments: dict[str, Any]) -> str:
-        response = await self._connected().call(tool, arguments, FILE_TIMEOUT_S)
-        if response.exit_code != 0:
-            raise SandboxError(f"{tool} in sandbox {self._id}: {response.output.strip()}")
-        return response.output
+    async def stats(self) -> SandboxStats:
+        return msgspec.json.decode((await self._own_call("stats", {})).body, type=SandboxStats)
+
+    async def _own_call(self, tool: str, arguments: dict[str, Any], body: bytes = b"") -> Response:
+        """A call of the worker's, not the agent's: what the server refuses is an error."""
+        response = await self._connected().call(tool, arguments, FILE_TIMEOUT_S, body)
+        if response.header.exit_code != 0:
+            raise SandboxError(f"{tool} in sandbox {self._id}: {response.text.strip()}")
+        return response
 
     def _connected(self) -> ToolClient:
         if self._client is None or self._stopped:
@@ -169,6 +173,13 @@ class AttachedSandbox:
         if number is signal.SIGKILL and self._server is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._server.kill()
+
+
+def _result(response: Response) -> ToolResult:
+    got = response.header
+    return ToolResult(
+        response.text, got.exit_code, got.timed_out, got.seconds, running=got.running, cwd=got.cwd, files=got.files
+    )
 
 
 async def _gone(process: psutil.Process) -> None:

@@ -14,14 +14,15 @@ from pathlib import Path
 
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox import tool_server
+from prorl_hpc.sandbox import tools
 from prorl_hpc.sandbox.attached import AttachedSandbox, ServerSettings
 from prorl_hpc.sandbox.directories import Box, Holding, remove_tree, sweep
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec
 
 log = logging.getLogger(__name__)
 
-TOOL_SERVER = Path(tool_server.__file__)
+LIMITS = ("max_processes", "max_memory_mib", "max_disk_mib", "max_file_mib")
+CODE = Path(tools.__file__).parent
 SHELL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -135,8 +136,20 @@ class AttachedRuntime(abc.ABC):
         self._sandboxes.clear()
         holding.release()
 
-    def _limits(self) -> dict[str, int]:
-        return {"max_file_mib": self._config.max_file_mib, "max_memory_mib": self._config.max_memory_mib}
+    def _settings(self, root: str, scratch: str, env: dict[str, str], *, inherit_env: bool) -> ServerSettings:
+        config = self._config
+        limits = {name: getattr(config, name) for name in LIMITS}
+        return ServerSettings(
+            root,
+            scratch,
+            env,
+            inherit_env,
+            config.output_limit_bytes,
+            strip_ansi=config.strip_ansi,
+            ipython_mode=config.ipython,
+            open_paths=config.open_paths,
+            limits=limits,
+        )
 
 
 async def _spawn(launch: Launch, box: Box) -> asyncio.subprocess.Process:
@@ -161,8 +174,12 @@ def check_spec(spec: SandboxSpec) -> None:
         raise SandboxError(
             f"sandbox id {spec.sandbox_id!r} is not file-name safe: letters, digits, '.', '_', '-', at most 128"
         )
-    if spec.network not in ("none", "host"):
-        raise SandboxError(f"sandbox network {spec.network!r} is unknown; allowed: none, host")
+    for what, value, allowed in (
+        ("network", spec.network, ("none", "host")),
+        ("writable", spec.writable, ("workspace", "image")),
+    ):
+        if value and value not in allowed:
+            raise SandboxError(f"sandbox {what} {value!r} is unknown; allowed: {', '.join(allowed)}")
     for name, value in spec.env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
             raise SandboxError(f"sandbox environment variable {name!r} has a name or value that no process can take")

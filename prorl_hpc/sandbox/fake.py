@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.attached_runtime import check_spec
-from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, ToolResult
+from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, SandboxStats, ToolResult
 
 WORKSPACE = "/workspace"
 Bash = Callable[[str, dict[str, bytes]], ToolResult | str]
@@ -58,6 +59,13 @@ class FakeSandbox:
             return self.files[_inside(path)]
         except KeyError:
             raise SandboxError(f"read_file in sandbox {self.sandbox_id}: {path!r}: No such file or directory") from None
+
+    async def exec(self, argv: Sequence[str], timeout_s: float, *, cwd: str = "", stdin: bytes = b"") -> ToolResult:
+        return await self.call("bash", {"command": shlex.join(argv)}, timeout_s)
+
+    async def stats(self) -> SandboxStats:
+        self._check_running()
+        return SandboxStats(1, 0, sum(map(len, self.files.values())), 0.0)
 
     async def stop(self) -> None:
         self.stopped = True

@@ -11,8 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-from prorl_hpc.sandbox.attached import ServerSettings
-from prorl_hpc.sandbox.attached_runtime import SHELL_PATH, TOOL_SERVER, AttachedRuntime, Launch
+import ptyprocess
+
+from prorl_hpc.sandbox.attached_runtime import CODE, SHELL_PATH, AttachedRuntime, Launch
 from prorl_hpc.sandbox.directories import MARKER, Box
 from prorl_hpc.sandbox.protocol import SandboxSpec
 
@@ -22,6 +23,9 @@ WARNING = (
     "sandbox.kind=local ISOLATES NOTHING: what the model writes runs as this user, with this user's files and "
     "network. Use it only with models and tasks that you trust, or install Apptainer (scripts/install_apptainer.sh)"
 )
+
+
+SITE = str(Path(ptyprocess.__file__).parents[1])
 
 
 class LocalRuntime(AttachedRuntime):
@@ -36,15 +40,10 @@ class LocalRuntime(AttachedRuntime):
 
     def _launch(self, spec: SandboxSpec, box: Box) -> Launch:
         private = {MARKER: str(box.path), "HOME": str(box.tmp), "TMPDIR": str(box.tmp), "LANG": "C.UTF-8"}
-        settings = ServerSettings(
-            root=str(box.workspace),
-            socket=str(box.socket),
-            env={"PATH": SHELL_PATH, **private, **spec.env},
-            inherit_env=False,
-            output_limit_bytes=self._config.output_limit_bytes,
-            limits=self._limits(),
-        )
+        inside = {"PATH": SHELL_PATH, **private, **spec.env}
+        settings = self._settings(str(box.workspace), str(box.socket_dir), inside, inherit_env=False)
         env = {"PATH": SHELL_PATH, **private}
         if "LD_LIBRARY_PATH" in os.environ:  # a Python from a module system may need it to start
             env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-        return Launch([sys.executable, "-I", "-S", str(TOOL_SERVER)], env, settings)
+        argv = [sys.executable, "-I", "-S", str(CODE / "start.py"), SITE, "", str(box.socket)]
+        return Launch(argv, env, settings)

@@ -6,6 +6,7 @@ All raise SandboxError when the sandbox itself breaks; a command that fails is a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,23 +14,60 @@ from typing import Any, Protocol, runtime_checkable
 @dataclass(frozen=True)
 class ToolResult:
     """What a tool call gave. ``output`` is text (stdout and stderr as a terminal would show them), cut to the
-    sandbox's limit with a mark; ``exit_code`` is None when the call timed out; the sandbox stays usable."""
+    sandbox's limit with a mark; ``exit_code`` is None when the call timed out or its command still runs; the sandbox
+    stays usable."""
 
     output: str
     exit_code: int | None = 0
     timed_out: bool = False
     seconds: float = 0.0
+    running: bool = False
+    """The command goes on; ``bash_look``, ``bash_input`` and ``bash_interrupt`` reach it."""
+    cwd: str = ""
+    """The shell's directory after the command; empty for other tools."""
+    files: tuple[str, ...] = ()
+    """Paths of files in the workspace that the call made for its caller: the images of an ipython cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxNeeds:
+    """What a task asks of its sandbox."""
+
+    image: str = ""
+    """Empty: the runtime's default (``sandbox.image``)."""
+    network: str = ""
+    """none or host; empty: the runtime's default (``sandbox.network``)."""
+    writable: str = ""
+    """workspace (the image is read-only) or image (all of it can be written, into a directory that is removed with the
+    sandbox); empty: the runtime's default (``sandbox.writable``)."""
+    env: dict[str, str] = field(default_factory=dict)
+    sockets: dict[str, str] = field(default_factory=dict)
+    """Unix sockets of the node that the sandbox may connect to, whatever its network: name → path on the node. Inside,
+    each is ``/.prorl/sockets/<name>`` (``local``: its own path), and its path is in $PRORL_SOCKET_<NAME>."""
 
 
 @dataclass(frozen=True)
-class SandboxSpec:
-    """What a rollout asks of its sandbox. ``sandbox_id`` is unique within the run and file-name safe.
-    ``image`` empty: the runtime's default. ``network``: none or host."""
+class SandboxSpec(SandboxNeeds):
+    """One sandbox. ``sandbox_id`` is unique within the run and file-name safe."""
 
     sandbox_id: str
-    image: str = ""
-    network: str = "none"
-    env: dict[str, str] = field(default_factory=dict)
+
+
+def spec_of(sandbox_id: str, needs: SandboxNeeds) -> SandboxSpec:
+    """A sandbox with these needs."""
+    return SandboxSpec(sandbox_id, **vars(needs))
+
+
+@dataclass(frozen=True)
+class SandboxStats:
+    """What a sandbox uses now. Memory is what its processes have to themselves and its files in memory."""
+
+    processes: int
+    memory_bytes: int
+    disk_bytes: int
+    """Of workspace, /tmp and what was written over the image."""
+    cpu_s: float
+    """Used by its processes so far, those that ended included where the kernel tells."""
 
 
 @runtime_checkable
@@ -42,7 +80,12 @@ class Sandbox(Protocol):
 
     async def call(self, tool: str, arguments: dict[str, Any], timeout_s: float) -> ToolResult:
         """Call a tool of the tool server; ``bash`` takes {"command": str} in one persistent shell.
+        Calls may overlap: those of one shell take turns, all others run side by side.
         An unknown tool or bad arguments come back as a ToolResult with exit_code 2 and a readable message."""
+        ...
+
+    async def exec(self, argv: Sequence[str], timeout_s: float, *, cwd: str = "", stdin: bytes = b"") -> ToolResult:
+        """Run a program by itself, beside the shells, with nothing of their state."""
         ...
 
     async def upload(self, path: str, content: bytes) -> None:
@@ -52,6 +95,8 @@ class Sandbox(Protocol):
     async def download(self, path: str) -> bytes:
         """Read a file of the workspace; SandboxError if there is none."""
         ...
+
+    async def stats(self) -> SandboxStats: ...
 
     async def stop(self) -> None:
         """End it and prove that its processes and directories are gone. Idempotent."""
@@ -73,7 +118,7 @@ class Runtime(Protocol):
         ...
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Start one, with bounded retry; raises SandboxError with the last reason."""
+        """Start one and attach to its tool server, with bounded retry; raises SandboxError with the last reason."""
         ...
 
     async def close(self) -> None:

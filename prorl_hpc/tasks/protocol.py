@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from prorl_hpc.messages.inference import Completion
 from prorl_hpc.messages.rollout import RolloutSpec, SamplingParams
 from prorl_hpc.messages.trajectory import Message, Trajectory
-from prorl_hpc.sandbox.protocol import Sandbox
+from prorl_hpc.sandbox.protocol import Sandbox, SandboxNeeds
 
 
 class LLM(Protocol):
@@ -72,7 +72,10 @@ class AgentHandler(Protocol):
 
     A handler may have the class attribute ``eval_in_fresh_sandbox = True``: then the sandbox is stopped after RUN, and
     EVAL finds a newly started one in its context, which nothing that the policy did has touched. What EVAL needs of
-    the old one (a patch, say) RUN puts into ``context.notes``. Without the attribute EVAL gets RUN's sandbox."""
+    the old one (a patch, say) RUN puts into ``context.notes``. Without the attribute EVAL gets RUN's sandbox.
+
+    It may also have a method ``sandbox(row) -> SandboxNeeds``: the image, network and environment that this row's
+    sandboxes are started with, where they differ from the run's defaults."""
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
         """The built-in dataset: ``size`` rows of ``split`` (train or heldout), the same for the same arguments.
@@ -99,3 +102,9 @@ class AgentHandler(Protocol):
 def wants_fresh_sandbox(handler: AgentHandler) -> bool:
     """Whether EVAL is to get a sandbox of its own."""
     return bool(getattr(handler, "eval_in_fresh_sandbox", False))
+
+
+def needs_of(handler: AgentHandler, row: Mapping[str, Any]) -> SandboxNeeds:
+    """What the sandboxes of ``row`` are started with."""
+    asked = getattr(handler, "sandbox", None)
+    return SandboxNeeds() if asked is None else asked(row)

@@ -31,8 +31,8 @@ from prorl_hpc.messages.control import (
 )
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutSpec, Stage
-from prorl_hpc.sandbox.protocol import Runtime, Sandbox, SandboxSpec
-from prorl_hpc.tasks.protocol import LLM, AgentHandler, Evaluation, RolloutContext, wants_fresh_sandbox
+from prorl_hpc.sandbox.protocol import Runtime, Sandbox, spec_of
+from prorl_hpc.tasks.protocol import LLM, AgentHandler, Evaluation, RolloutContext, needs_of, wants_fresh_sandbox
 from prorl_hpc.worker.attempt import Attempt, reported_trajectory
 from prorl_hpc.worker.failures import failure_of, timeout_of
 from prorl_hpc.worker.llms import LLMSource
@@ -195,7 +195,9 @@ class StageRunner:
         )
 
     async def _start_sandbox(self, attempt: Attempt) -> Sandbox:
-        sandbox = await self._runtime.start(SandboxSpec(f"{self._worker_id}-{next(self._numbers)}"))
+        assert attempt.handler is not None, "INIT finds the handler first"
+        needs = needs_of(attempt.handler, attempt.spec.row)
+        sandbox = await self._runtime.start(spec_of(f"{self._worker_id}-{next(self._numbers)}", needs))
         self._sandboxes.add(sandbox.sandbox_id)
         attempt.sandbox = sandbox
         return sandbox

@@ -1,0 +1,187 @@
+"""The tool server: the one program of ours that runs inside a sandbox, and serves all its tools.
+
+It listens on its socket, writes ``ready`` to stdout, takes exactly one connection and removes the socket, so that
+nothing inside can connect to it or put another in its place. EOF on stdin or on the connection, or SIGTERM, ends it
+and all it started: that is how a sandbox dies with its worker, however the worker dies. Frames: see framing.py.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+
+from prorl_hpc.sandbox.tools.framing import VERSION, BadFrame, Decoder, encode
+from prorl_hpc.sandbox.tools.loop import Ended, Loop
+from prorl_hpc.sandbox.tools.processes import become_subreaper, end_everything
+from prorl_hpc.sandbox.tools.reaper import Reaper
+from prorl_hpc.sandbox.tools.toolset import Answer, Call, Host, Refused, Settings, ToolBox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Connection:
+    """The worker's. Frames go out in order and never make the server wait."""
+
+    def __init__(self, loop: Loop, peer: socket.socket, on_frame: Callable[[dict[str, Any], bytes], None]) -> None:
+        self._loop = loop
+        self._peer = peer
+        self._on_frame = on_frame
+        self._decoder = Decoder()
+        self._unsent = b""
+        peer.setblocking(False)
+        loop.watch(peer.fileno(), self._ready)
+
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        self._unsent += encode(header, body)
+        self._flush()
+
+    def _ready(self) -> None:
+        self._flush()
+        try:
+            data = self._peer.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise Ended("")
+        try:
+            for header, body in self._decoder.feed(data):
+                self._on_frame(header, body)
+        except BadFrame as error:
+            raise Ended(f"the worker sent what is no frame: {error}") from error
+
+    def _flush(self) -> None:
+        if not self._unsent:
+            return
+        try:
+            self._unsent = self._unsent[self._peer.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            raise Ended("") from None
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        self._loop.watch(self._peer.fileno(), self._ready, events)
+
+    def send_last(self, header: dict[str, Any]) -> None:
+        self._peer.settimeout(1.0)
+        try:
+            self._peer.sendall(self._unsent + encode(header))
+        except OSError:
+            pass  # the worker is gone: nobody is left to be told
+
+
+class Server:
+    def __init__(self, kit: str) -> None:
+        self._kit = kit
+        self._loop = Loop()
+        self._reaper = Reaper(self._loop, self._on_signal)
+        self._loop.watch(0, self._on_stdin)
+        self._connection: Connection | None = None
+        self._tools: ToolBox | None = None
+        self._calls: dict[int, Call] = {}
+
+    def serve(self, path: str) -> None:
+        """Until the worker goes."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen(1)
+
+        def accept() -> None:
+            peer, _ = listener.accept()
+            self._loop.unwatch(listener.fileno())
+            listener.close()
+            os.unlink(path)
+            self._connection = Connection(self._loop, peer, self._on_frame)
+
+        self._loop.watch(listener.fileno(), accept)
+        os.write(1, b"ready\n")
+        try:
+            self._loop.run()
+        except Ended as end:
+            if self._connection is not None and str(end):
+                self._connection.send_last({"ended": str(end)})
+
+    def _on_signal(self, number: int) -> None:
+        raise Ended(f"it got {signal.Signals(number).name}")
+
+    def _on_stdin(self) -> None:
+        if not os.read(0, 65536):
+            raise Ended("")
+
+    def _on_frame(self, header: dict[str, Any], body: bytes) -> None:
+        if self._tools is None:
+            self._begin(header)
+        elif "cancel" in header:
+            if call := self._calls.get(header["cancel"]):
+                call.cancelled = True
+        else:
+            self._call(header, body)
+
+    def _send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        assert self._connection is not None
+        self._connection.send(header, body)
+
+    def _begin(self, header: dict[str, Any]) -> None:
+        if header.get("hello") != VERSION:
+            raise Ended(f"the worker speaks version {header.get('hello')!r} of the protocol, the tool server {VERSION}")
+        host = Host(Settings(header["settings"]), self._loop, self._reaper, self._kit)
+        self._tools = ToolBox(host)
+
+        def greet(answer: Answer | None, error: BaseException | None) -> None:
+            if error is not None or answer is None or answer.exit_code != 0:
+                raise Ended(f"its shell does not work: {error or (answer and answer.output)!r}")
+            self._send({"hello": VERSION})
+
+        first = Call(0, "bash", 20.0, b"")
+        self._loop.start(self._tools.get("shells").bash(first, command="true"), greet)
+
+    def _call(self, header: dict[str, Any], body: bytes) -> None:
+        assert self._tools is not None
+        began = time.monotonic()
+        call = Call(header["id"], header["tool"], float(header["timeout_s"]), body)
+        self._calls[call.number] = call
+
+        def answer(result: Any, error: BaseException | None) -> None:
+            del self._calls[call.number]
+            if isinstance(error, Refused):
+                result = Answer(f"{error}\n", 2)
+            elif error is not None:
+                what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                self._send({"id": call.number, "error": f"{call.tool} failed in the sandbox: {what}"})
+                return
+            output = result.output
+            encoded = output if isinstance(output, bytes) else output.encode("utf-8", "replace")
+            self._send({"id": call.number, "seconds": time.monotonic() - began, **result.header()}, encoded)
+
+        try:
+            begun = self._tools.find(call.tool, header["arguments"])(call, **header["arguments"])
+        except Exception as error:
+            answer(None, error)
+            return
+        if isinstance(begun, Answer):
+            answer(begun, None)
+        else:
+            self._loop.start(begun, answer)
+
+
+def main(kit: str, path: str) -> None:
+    os.closerange(3, 1024)  # what the container's start left open is not for the agent
+    os.umask(0o022)
+    become_subreaper()
+    try:
+        Server(kit).serve(path)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        sys.exit(1)
+    finally:
+        end_everything()

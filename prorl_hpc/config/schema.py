@@ -92,7 +92,6 @@ class SandboxConfig:
     start_retries: int = 2
     warm: int = 0
     """Sandboxes of the default kind that each worker keeps started, so that a start takes milliseconds."""
-    command_timeout_s: float = 20.0
     output_limit_bytes: int = 16384
     strip_ansi: bool = True
     """Take terminal control sequences (colours and the like) out of output."""
@@ -133,6 +132,8 @@ class TaskConfig:
     max_turn_tokens: int = 48
     """Tokens per assistant turn; longer turns are cut and count as truncated."""
     observation_limit_chars: int = 1000
+    call_timeout_s: float = 20.0
+    """One tool call of the agent; what runs longer is killed, and the agent is told."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of this task alone; unknown ones are refused by the task."""
 

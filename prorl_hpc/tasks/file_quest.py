@@ -25,20 +25,18 @@ from prorl_hpc.tasks.rows import require
 _SYSTEM = "Use bash."
 _CALL = re.compile(r"<bash>([^<>\n]+)</bash>")
 _ANSWER = re.compile(r"answer: (\S+)")
-_DEFAULT_CALL_TIMEOUT_S = 5.0
-"""Right commands take milliseconds; one that waits for input should not hold the step for long."""
 
 
 class FileQuest:
     """An AgentHandler. Rows: id, kind, question, files (name → content), answer.
 
-    Options: ``kinds`` (which kinds of question are generated), ``call_timeout_s``.
+    Option: ``kinds`` (which kinds of question are generated).
     """
 
     kinds: ClassVar[Sequence[str]] = KINDS
 
     def __init__(self, task: TaskConfig) -> None:
-        check_options(task, ("kinds", "call_timeout_s"))
+        check_options(task, ("kinds",))
         self._kinds = [str(kind) for kind in task.options.get("kinds") or self.kinds]
         for kind in self._kinds:
             if kind not in self.kinds:
@@ -51,13 +49,10 @@ class FileQuest:
             limit_chars=task.observation_limit_chars,
             mark_cut=False,
         )
-        call_timeout_s = task.options.get("call_timeout_s", _DEFAULT_CALL_TIMEOUT_S)
-        if not isinstance(call_timeout_s, int | float) or not 0 < call_timeout_s < float("inf"):
-            raise ConfigError(f"task.options.call_timeout_s={call_timeout_s!r}: must be a number greater than 0")
         self._loop = ToolLoop(
             self._format,
             task.max_turns,
-            call_timeout_s=call_timeout_s,
+            call_timeout_s=task.call_timeout_s,
             # A turn in no known form ends the rollout: its tokens would only teach more of the kind.
             stop_at_malformed=True,
         )

@@ -39,7 +39,7 @@ class ReasoningGym:
         self._task = task
         self._dataset = str(task.options.get("dataset", "simple_equations"))
         self._settings: dict[str, Any] = dict(task.options.get("settings") or {})
-        self._loop = ToolLoop(tag_format(task.observation_limit_chars), task.max_turns)
+        self._loop = ToolLoop(tag_format(task.observation_limit_chars), task.max_turns, task.call_timeout_s)
         _known_dataset(self._dataset)
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from prorl_hpc.config.schema import TaskConfig
 from prorl_hpc.messages.errors import InferenceError, SandboxError, TransportError
 from prorl_hpc.messages.trajectory import Message
 from prorl_hpc.sandbox.fake import FakeSandbox
+from prorl_hpc.sandbox.protocol import SandboxNeeds
 from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
 
 ERRORS: dict[str, BaseException] = {
@@ -62,6 +63,13 @@ class FreshTask(StagedTask):
     async def eval(self, context: RolloutContext) -> Evaluation:
         assert isinstance(context.sandbox, FakeSandbox)
         return Evaluation(0.5, {"files": len(context.sandbox.files), "answer": len(context.notes["answer"])})
+
+
+class NeedyTask(FreshTask):
+    """Its rows say what their sandboxes need."""
+
+    def sandbox(self, row: Mapping[str, Any]) -> SandboxNeeds:
+        return SandboxNeeds(image=row["image"], network="host", env={"ROW": row["id"]})
 
 
 async def _do(context: RolloutContext, stage: str) -> None:

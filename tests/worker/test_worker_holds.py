@@ -301,6 +301,26 @@ class TestFreshSandbox:
         return config
 
 
+class TestATaskThatSaysWhatItsSandboxesNeed:
+    async def test_every_sandbox_of_the_row_gets_it(self, bench: Bench) -> None:
+        await bench.init("r1", image="py.sif")
+        await bench.run("r1")
+        await bench.eval("r1")
+        assert len(bench.runtime.started) == 2
+        for sandbox in bench.runtime.started:
+            spec = sandbox.spec
+            assert (spec.image, spec.network, spec.env) == ("py.sif", "host", {"ROW": "r1"})
+
+    async def test_a_mistake_in_it_is_the_tasks(self, bench: Bench) -> None:
+        failure = (await bench.init("r1")).failure
+        assert failure is not None and (failure.kind, failure.message) == (FailureKind.TASK, "KeyError: 'image'")
+
+    @pytest.fixture
+    def config(self, config: ProrlConfig) -> ProrlConfig:
+        config.task.name = "staged_task:NeedyTask"
+        return config
+
+
 async def test_an_order_for_a_stage_that_is_done_repeats_its_report(bench: Bench) -> None:
     await bench.init("r1")
     done = await bench.run("r1")

@@ -8,6 +8,7 @@ and the tool server, and for the ``host`` image the node's /usr, read-only.
 from __future__ import annotations
 
 import asyncio
+import compileall
 import os
 import re
 import shutil
@@ -19,11 +20,12 @@ from prorl_hpc.sandbox.attached_runtime import CODE, SHELL_PATH, AttachedRuntime
 from prorl_hpc.sandbox.directories import MARKER, Box
 from prorl_hpc.sandbox.host_image import make_host_image
 from prorl_hpc.sandbox.protocol import SandboxSpec
+from prorl_hpc.sandbox.toolkit import ensure_kit
 
 BINARIES = ("apptainer", "singularity")
 HOST_IMAGE = "host"
 INSIDE = "/.prorl"
-"""Where the socket's directory and the tool server appear in the sandbox."""
+"""Where all of ours appears in the sandbox, read-only but for ``s``: code/ kit/ s/ sockets/."""
 _FROM_HOST = ("LD_LIBRARY_PATH", "APPTAINER_TMPDIR", "APPTAINER_CACHEDIR", "SINGULARITY_TMPDIR", "SINGULARITY_CACHEDIR")
 """All that the launcher's environment keeps of ours; nothing of it reaches the sandbox's shell."""
 _HINTS = (
@@ -32,10 +34,6 @@ _HINTS = (
         "this node does not let users make user namespaces: ask its administrator for `sysctl -w "
         "user.max_user_namespaces=15000` (on Debian also kernel.unprivileged_userns_clone=1, on Ubuntu 24.04 also "
         "kernel.apparmor_restrict_unprivileged_userns=0), or for a setuid installation of apptainer",
-    ),
-    (
-        r"python3\S*: (executable file )?not found|exec:? python3|\"python3\": executable",
-        "the image has no python3 on its PATH: the tool server needs Python 3.6 or newer and bash or sh in it",
     ),
     (
         r"/dev/fuse|squashfuse|fusermount",
@@ -55,6 +53,8 @@ class ApptainerRuntime(AttachedRuntime):
         self._version = ""
         self._host_image = Path()
         self._host_binds: list[str] = []
+        self._base = Path()
+        self._kit = Path()
 
     @property
     def description(self) -> str:
@@ -63,19 +63,19 @@ class ApptainerRuntime(AttachedRuntime):
     async def _prepare(self, holding: Path) -> None:
         self._binary = find_binary()
         self._version = await _version(self._binary)
-        if self._config.image == HOST_IMAGE:
-            self._host_image = holding / "image"
-            self._host_binds = await asyncio.to_thread(make_host_image, self._host_image)
-        else:
+        self._kit = await asyncio.to_thread(ensure_kit, self._runtime_dir)
+        self._base = holding / "base"
+        await asyncio.to_thread(make_base, self._base)
+        self._host_image = holding / "image"
+        self._host_binds = await asyncio.to_thread(make_host_image, self._host_image)
+        if self._config.image != HOST_IMAGE:
             check_image(self._config.image)
 
     def _launch(self, spec: SandboxSpec, box: Box) -> Launch:
         image = spec.image or self._config.image
-        binds = [f"{box.workspace}:/workspace", f"{box.tmp}:/tmp", f"{box.socket_dir}:{INSIDE}"]
-        binds.append(f"{CODE}:{INSIDE}/code/prorl_hpc/sandbox/tools:ro")
+        binds = [f"{box.workspace}:/workspace", f"{box.tmp}:/tmp", f"{self._base}:{INSIDE}:ro"]
+        binds += [f"{self._kit}:{INSIDE}/kit:ro", f"{box.socket_dir}:{INSIDE}/s"]
         if image == HOST_IMAGE:
-            if not self._host_binds:
-                raise SandboxError("image 'host' can be asked for only where sandbox.image=host")
             image = str(self._host_image)
             binds += [f"{path}:{path}:ro" for path in self._host_binds]
         else:
@@ -83,10 +83,9 @@ class ApptainerRuntime(AttachedRuntime):
         argv = [self._binary, "-q", "-s", "exec", *isolation_flags(self._network(spec))]
         for bind in binds:
             argv += ["--bind", bind]
-        start = f"{INSIDE}/code/prorl_hpc/sandbox/tools/start.py"
-        argv += [image, "python3", "-I", "-S", start, "", "", f"{INSIDE}/{box.socket.name}"]
+        argv += [image, *server_argv(f"{INSIDE}/s/{box.socket.name}")]
         env = {"HOME": "/tmp", "LANG": "C.UTF-8", **spec.env}
-        settings = self._settings("/workspace", INSIDE, env, inherit_env=True)
+        settings = self._settings("/workspace", f"{INSIDE}/s", env, inherit_env=True)
         return Launch(argv, launcher_environment(self._binary, box), settings)
 
     def _network(self, spec: SandboxSpec) -> str:
@@ -97,6 +96,23 @@ class ApptainerRuntime(AttachedRuntime):
             if re.search(pattern, reason, re.IGNORECASE):
                 return f"{reason}\n{hint}"
         return reason
+
+
+def make_base(base: Path) -> None:
+    """The directory that becomes /.prorl: mount points, and a copy of the tools' code, which is then compiled and
+    readable whatever the package's own directory is like."""
+    for name in ("kit", "s", "sockets"):
+        (base / name).mkdir(parents=True)
+    code = base / "code" / CODE.relative_to(CODE.parents[2])
+    shutil.copytree(CODE, code, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(code, quiet=2, stripdir=str(base), prependdir=INSIDE)
+
+
+def server_argv(socket: str) -> list[str]:
+    """The tool server's command line in the sandbox: on the kit's Python, whatever the image has."""
+    kit = f"{INSIDE}/kit"
+    python = [f"{kit}/ld.so", "--library-path", f"{kit}/lib", f"{kit}/bin/python3", "-I", "-S"]
+    return [*python, f"{INSIDE}/code/prorl_hpc/sandbox/tools/start.py", f"{kit}/site", kit, socket]
 
 
 def isolation_flags(network: str) -> list[str]:

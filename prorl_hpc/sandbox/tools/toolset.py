@@ -9,6 +9,8 @@ A module of tools is imported when one of its tools is first called: a sandbox t
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +61,19 @@ class Host:
         self.loop = loop
         self.reaper = reaper
         self.kit = kit
-        """The directory with our own Python and bash, or empty where the node's are used."""
+        """The directory with our own Python, bash and git, or empty where the node's are used (``local``)."""
+
+    def program(self, name: str) -> list[str]:
+        """How ``python3``, ``bash`` or ``git`` of our own is started, whatever the image has: the head of an argv.
+        Empty where there is none."""
+        if not self.kit:
+            if name == "python3":
+                return [sys.executable]
+            found = (f"{directory}/{name}" for directory in os.get_exec_path(self.settings.env))
+            return [path for path in found if os.access(path, os.X_OK)][:1]
+        if not os.path.exists(f"{self.kit}/bin/{name}"):
+            return []
+        return [f"{self.kit}/ld.so", "--library-path", f"{self.kit}/lib", f"{self.kit}/bin/{name}"]
 
 
 class Call:

@@ -1,45 +1,16 @@
-"""``upload`` and ``download``, and the paths that every file tool goes through."""
+"""``upload`` and ``download``: exact bytes, piece by piece."""
 
 from __future__ import annotations
 
 import os
-import stat
 
+from prorl_hpc.sandbox.tools.framing import MAX_BODY_BYTES
 from prorl_hpc.sandbox.tools.toolset import Answer, Call, Host, Refused
+from prorl_hpc.sandbox.tools.workspace import Workspace, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, ClassVar
-
-WORKSPACE = "/workspace"
-"""How paths name the root, even where it is another directory."""
-
-
-class Workspace:
-    """Paths within the workspace, links followed as far as they stay in it."""
-
-    def __init__(self, root: str) -> None:
-        self._root = os.path.realpath(root)
-
-    def resolve(self, path: str) -> str:
-        inside = path
-        if path == WORKSPACE or path.startswith(WORKSPACE + "/"):
-            inside = path[len(WORKSPACE) :].lstrip("/")
-        real = os.path.realpath(os.path.join(self._root, inside))
-        if "\0" in path or not real.startswith(self._root + "/"):
-            raise Refused(f"the path {path!r} leaves the workspace: expected a file below {WORKSPACE}")
-        return real
-
-    def open(self, path: str, flags: int) -> int:
-        """A file descriptor. Never waits (a FIFO would) and follows no link at the end of the path."""
-        try:
-            fd = os.open(self.resolve(path), flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise Refused(f"{path!r}: {error.strerror}") from None
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise Refused(f"{path!r} is not a regular file")
-        return fd
 
 
 class Tools:
@@ -49,21 +20,37 @@ class Tools:
     }
 
     def __init__(self, host: Host) -> None:
-        self._workspace = Workspace(host.settings.root)
+        self._workspace = Workspace(host)
 
     def upload(self, call: Call, path: str, append: bool = False) -> Answer:
-        """Write the call's body into a file, making its directories."""
+        """Write the call's body into a file, making its directories. What cannot be appended whole is not appended."""
+        fd = self._workspace.open(path, os.O_WRONLY | os.O_CREAT | (0 if append else os.O_TRUNC))
         try:
-            os.makedirs(os.path.dirname(self._workspace.resolve(path)), exist_ok=True)
-        except OSError as error:
-            raise Refused(f"the directory of {path!r} cannot be made: {error.strerror}") from None
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
-        with os.fdopen(self._workspace.open(path, flags), "wb") as file:
-            file.write(call.body)
+            before = os.lseek(fd, 0, os.SEEK_END)
+            try:
+                self._workspace.write(fd, call.body, path)
+            except Refused:
+                os.ftruncate(fd, before)
+                raise
+        finally:
+            os.close(fd)
         return Answer()
 
     def download(self, call: Call, path: str, offset: int = 0, length: int = 1 << 20) -> Answer:
         """``length`` bytes of a file from ``offset``; fewer at its end."""
-        with os.fdopen(self._workspace.open(path, os.O_RDONLY), "rb") as file:
-            file.seek(max(0, offset))
-            return Answer(file.read(max(0, length)))
+        if offset < 0 or not 0 <= length <= MAX_BODY_BYTES:
+            raise Refused(
+                f"offset {offset}, length {length}: expected at least 0, and a length of at most {MAX_BODY_BYTES}"
+            )
+        fd = self._workspace.open(path, os.O_RDONLY)
+        try:
+            content = bytearray()
+            while len(content) < length and (more := os.pread(fd, length - len(content), offset + len(content))):
+                content += more
+            return Answer(bytes(content))
+        except (OSError, OverflowError) as error:
+            if isinstance(error, OSError):
+                raise refusal(path, error) from None
+            raise Refused(f"offset {offset} is beyond what a file can have") from None
+        finally:
+            os.close(fd)

@@ -177,6 +177,10 @@ def main(kit: str, path: str) -> None:
     os.umask(0o022)
     become_subreaper()
     try:
+        if kit:  # in a container; else there is nothing to hold anybody in
+            from prorl_hpc.sandbox.tools.confinement import confine
+
+            confine()
         Server(kit).serve(path)
     except BaseException:
         import traceback

@@ -35,6 +35,10 @@ class Figure(msgspec.Struct, frozen=True):
         return cls(name, value, unit, against, f">= {goal:g}", value >= goal, detail)
 
     @classmethod
+    def at_most(cls, name: str, value: float, goal: float, unit: str, against: str, detail: str = "") -> Figure:
+        return cls(name, value, unit, against, f"<= {goal:.3g}", value <= goal, detail)
+
+    @classmethod
     def below(cls, name: str, value: float, goal: float, unit: str, against: str, detail: str = "") -> Figure:
         return cls(name, value, unit, against, f"< {goal:g}", value < goal, detail)
 
@@ -94,7 +98,8 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def all_hold(self) -> bool:
-        return all(figure.holds is not False for figure in self.figures)
+        """A figure that could not be taken is none that holds."""
+        return all(figure.value is not None and figure.holds is not False for figure in self.figures)
 
     def table(self) -> Table:
         table = Table(caption=f"{self.machine}\ncommit {self.commit or 'unknown'}, {self.date}", caption_justify="left")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from prorl_hpc.bench.peer_environment import peer_environment
 from prorl_hpc.bench.processes import Processes
 from prorl_hpc.bench.testbed import scratch_directory
-from prorl_hpc.config.model_directory import prorl_home
 from prorl_hpc.messages.errors import RunError
 
 RAY_VERSION = "2.60.0"
 TASKS = "chained tasks"
 FORMS = (TASKS, "one actor per chain", "a pipeline of actors")
 _SCRIPT = Path(__file__).parent / "peers" / "ray_chain.py"
-_INSTALL_S = 900.0
 
 
 class RayFound(msgspec.Struct, frozen=True):
@@ -38,15 +35,7 @@ class RayPeer:
     @classmethod
     def installed(cls, say: Callable[[str], None]) -> RayPeer:
         """Made with pip when it is missing. RunError says why it cannot be."""
-        directory = prorl_home() / "peers" / f"ray-{RAY_VERSION}"
-        python, complete = directory / "bin" / "python", directory / "complete"
-        if not complete.exists():
-            say(f"installing ray {RAY_VERSION} in {directory} (once)")
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            _command(sys.executable, "-m", "venv", "--clear", str(directory))
-            _command(str(python), "-m", "pip", "install", "--quiet", f"ray=={RAY_VERSION}")
-            complete.touch()
-        return cls(python)
+        return cls(peer_environment("ray", RAY_VERSION, say) / "bin" / "python")
 
     def measure(self, chains: int, forms: Sequence[str], windows: Sequence[int], timeout_s: float = 300.0) -> RayFound:
         """Start Ray, warm it up, run each form with each number of chains in flight, shut it down."""
@@ -58,13 +47,3 @@ class RayPeer:
             if (code := processes.wait("ray", timeout_s)) != 0:
                 raise RunError(f"Ray ended with exit code {code}:\n{processes.tail('ray')}")
             return msgspec.json.decode((directory / "found.json").read_bytes(), type=RayFound)
-
-
-def _command(*words: str) -> None:
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_INSTALL_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RunError(f"ray cannot be installed: {error}") from error
-    if done.returncode != 0:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no word"]
-        raise RunError(f"ray cannot be installed: {' '.join(words[:4])} … ended with {done.returncode}: {last[0]}")

@@ -1,12 +1,13 @@
 """``prorl-hpc bench NAME``: measure the service on this machine, each figure against a goal.
 
-Exit code 0 if all figures that were taken hold, 1 otherwise.
+Exit code 0 if all figures were taken and hold, 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from prorl_hpc.bench.figures import Figure, Machine, Report
 from prorl_hpc.messages.errors import ConfigError
 
 BENCHES = {
+    "tools": "shell, output and ipython of a sandbox, against the bare ones, tmux, SWE-ReX and jupyter_client",
     "coordinator": "throughput, latency, coupled and decoupled pools, the simulator's size, memory",
     "soak": "nothing lost and nothing delivered twice while workers and the coordinator are killed",
 }
@@ -32,29 +34,31 @@ def main(argv: list[str]) -> int:
         print(usage())
         return 0 if argv else 2
     name = _known(argv[0], "bench", BENCHES)
-    return _coordinator(argv[1:]) if name == "coordinator" else _soak(argv[1:])
+    if name == "soak":
+        return _soak(argv[1:])
+    return _parts(name, argv[1:])
 
 
 def usage() -> str:
     benches = "\n".join(f"  {name:<12} {what}" for name, what in BENCHES.items())
     return (
         "usage: prorl-hpc bench NAME [arguments]\n\n"
-        "Measures this machine, with real processes. Prints one table, with --json one object; exits with 0 if all that\n"
-        "was measured holds its goal, else with 1.\n\n"
+        "Measures this machine, with real processes. Prints one table, with --json one object; exits with 0 if\n"
+        "all could be measured and holds its goal, else with 1.\n\n"
         f"{benches}\n\n`prorl-hpc bench NAME --help` says more."
     )
 
 
-def _coordinator(argv: list[str]) -> int:
-    from prorl_hpc.bench.coordinator import PARTS, measure
-
-    parts = "\n".join(f"  {name:<12} {what}" for name, what in PARTS.items())
-    parser = _parser("coordinator", f"parts:\n{parts}")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, minutes instead of half an hour")
+def _parts(bench: str, argv: list[str]) -> int:
+    """A bench that is made of parts."""
+    module = importlib.import_module(f"prorl_hpc.bench.{bench}")
+    parts: dict[str, str] = module.PARTS
+    parser = _parser(bench, "parts:\n" + "\n".join(f"  {name:<12} {what}" for name, what in parts.items()))
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, less time")
     parser.add_argument("--part", nargs="+", action="extend", metavar="NAME", help="only these parts")
     args = parser.parse_args(argv)
-    chosen = [_known(name, "part of bench coordinator", PARTS) for name in args.part or PARTS]
-    return _report("coordinator", args, lambda say: measure(chosen, args.quick, say))
+    chosen = [_known(name, f"part of bench {bench}", parts) for name in args.part or parts]
+    return _report(bench, args, lambda say: module.measure(chosen, args.quick, say))
 
 
 def _soak(argv: list[str]) -> int:

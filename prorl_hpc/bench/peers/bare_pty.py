@@ -1,0 +1,40 @@
+"""``bare_pty.py SITE CALLS COMMAND [FLAG …]``, inside a sandbox: the floor of a shell's round trips.
+
+bash, with FLAGs, on a ptyprocess terminal as it comes: write COMMAND, in which {mark} stands for a new word, and read
+until that word comes back. No exit code, no directory, no limit, no server. Prints a JSON list of seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+site, calls, command, *flags = sys.argv[1:]
+sys.path.append(site)
+
+import ptyprocess  # noqa: E402
+
+_WARM_UP = 3
+
+
+def round_trip(shell: ptyprocess.PtyProcess, mark: bytes) -> float:
+    text = command.replace("{mark}", mark.decode()).encode() + b"\n"
+    began = time.perf_counter()
+    shell.write(text)
+    tail = b""
+    while mark not in tail:
+        tail = tail[-len(mark) :] + shell.read(65536)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    argv = ["bash", "--norc", "--noprofile", *flags]
+    shell = ptyprocess.PtyProcess.spawn(argv, env={**os.environ, "PS1": "", "PS2": ""}, echo=False)
+    seconds = [round_trip(shell, f"mark-{number:06d}".encode()) for number in range(_WARM_UP + int(calls))]
+    shell.terminate(force=True)
+    print(json.dumps(seconds[_WARM_UP:]))
+
+
+main()

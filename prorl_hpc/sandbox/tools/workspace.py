@@ -136,6 +136,11 @@ class Workspace:
             raise refusal(place.given, error) from None
         try:
             fd = os.open(place.name, checked, 0o644, dir_fd=place.directory)
+        except FileExistsError:
+            raise Refused(
+                f"{shown(place.given)} exists already and is not overwritten: change it with str_replace or insert, or "
+                "remove it first (rm)"
+            ) from None
         except OSError as error:
             raise refusal(place.given, error) from None
         try:
@@ -169,6 +174,20 @@ class Workspace:
                 rest = rest[os.write(fd, rest) :]
         except OSError as error:
             raise refusal(given, error) from None
+
+    def read(self, fd: int, place: Place, most: int) -> bytes:
+        """All of a file. Refused where it has more than ``most`` bytes."""
+        try:
+            content = bytearray()
+            while len(content) <= most and (more := os.pread(fd, most + 1 - len(content), len(content))):
+                content += more
+        except OSError as error:
+            raise refusal(place.given, error) from None
+        if len(content) > most:
+            raise Refused(
+                f"{shown(place.given)} is larger than {most >> 20} MiB: use bash (sed -n 'FROM,TOp', sed -i, grep)"
+            )
+        return bytes(content)
 
     def _walk(self, directory: str, given: str, make: bool) -> int:
         """O_PATH descriptor of a real path, no link followed below the root."""

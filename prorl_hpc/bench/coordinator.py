@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from prorl_hpc.bench import coupled, journal_size, latency, simulator_scale, throughput
 from prorl_hpc.bench.figures import Figure
-from prorl_hpc.messages.errors import ProrlError
+from prorl_hpc.bench.parts import Say, measure_parts
 
 PARTS = {
     "throughput": "no-op rollouts per second, against Ray's chains of three tasks",
@@ -17,26 +17,21 @@ PARTS = {
 }
 
 
-def measure(parts: Sequence[str], quick: bool, say: Callable[[str], None]) -> list[Figure]:
-    """The figures of ``parts``; a part that breaks gives one that says why."""
-    found: list[Figure] = []
+def measure(parts: Sequence[str], quick: bool, say: Say) -> list[Figure]:
     rate: float | None = None
-    for part in (name for name in PARTS if name in parts):
-        say(f"{part}: {PARTS[part]}")
-        try:
-            if part == "throughput":
-                figures, rate = throughput.measure(quick, say)
-            elif part == "latency":
-                rate = rate or throughput.without_peer(quick, say)
-                figures = latency.measure(quick, rate, say)
-            elif part == "coupled":
-                figures = coupled.measure(quick, say)
-            elif part == "simulator":
-                figures = simulator_scale.measure(quick, say)
-            else:
-                figures = journal_size.measure(quick, say)
-        except ProrlError as error:
-            say(f"{part} broke: {error}")
-            figures = [Figure.not_taken(part, "", "", "", str(error).splitlines()[0])]
-        found += figures
-    return found
+
+    def part(name: str) -> list[Figure]:
+        nonlocal rate
+        if name == "throughput":
+            figures, rate = throughput.measure(quick, say)
+            return figures
+        if name == "latency":
+            rate = rate or throughput.without_peer(quick, say)
+            return latency.measure(quick, rate, say)
+        if name == "coupled":
+            return coupled.measure(quick, say)
+        if name == "simulator":
+            return simulator_scale.measure(quick, say)
+        return journal_size.measure(quick, say)
+
+    return measure_parts(PARTS, parts, say, part)

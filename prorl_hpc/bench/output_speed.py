@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from prorl_hpc.bench.figures import Figure
+from prorl_hpc.bench.parts import Say
 from prorl_hpc.bench.samples import Side, in_turns, ratio
 from prorl_hpc.bench.sandbox_bed import SandboxBed
 from prorl_hpc.messages.errors import RunError
@@ -16,18 +16,19 @@ _CALL_S = 60.0
 _TURN = 5
 
 
-async def measure(bed: SandboxBed, calls: int, say: Callable[[str], None]) -> list[Figure]:
+async def measure(calls: int, say: Say, kind: str = "apptainer") -> list[Figure]:
     """10 MB against a bare pty, and 40 MB against four times that, with 30 % for noise."""
-    await bed.sandbox.upload("small.txt", _LINE * (_MB * 1_000_000 // len(_LINE)))
-    await bed.sandbox.upload("large.txt", _LINE * (_TIMES * _MB * 1_000_000 // len(_LINE)))
+    async with SandboxBed.open(kind) as bed:
+        await bed.sandbox.upload("small.txt", _LINE * (_MB * 1_000_000 // len(_LINE)))
+        await bed.sandbox.upload("large.txt", _LINE * (_TIMES * _MB * 1_000_000 // len(_LINE)))
 
-    async def floor(count: int) -> list[float]:
-        return await bed.inside("bare_pty.py", count, "cat small.txt; echo {mark}")
+        async def floor(count: int) -> list[float]:
+            return await bed.inside("bare_pty.py", count, "cat small.txt; echo {mark}")
 
-    ours, theirs, large = await in_turns(calls, _TURN, _cat(bed, "small.txt"), floor, _cat(bed, "large.txt"))
-    say(f"{_MB} MB: ours {ours}, bare pty {theirs}; {_TIMES * _MB} MB: ours {large}")
-    name = f"{_TIMES * _MB} MB of output over {_TIMES} times {_MB} MB, median"
-    growth = large.median / (_TIMES * ours.median)
+        ours, theirs, large = await in_turns(calls, _TURN, _cat(bed, "small.txt"), floor, _cat(bed, "large.txt"))
+        say(f"{_MB} MB: ours {ours}, bare pty {theirs}; {_TIMES * _MB} MB: ours {large}")
+        name = f"{_TIMES * _MB} MB of output over {_TIMES} times {_MB} MB, median"
+        growth = large.median / (_TIMES * ours.median)
     return [
         *ratio(f"{_MB} MB of output", ours, theirs, 1.5, "`cat` through a bare ptyprocess"),
         Figure.at_most(name, growth, 1.3, "x", "linear in size", f"{len(large)} calls: {large}"),

@@ -7,9 +7,9 @@ others are timed by a program inside the same sandbox, which spares them the way
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from prorl_hpc.bench.figures import Figure
+from prorl_hpc.bench.parts import Say
 from prorl_hpc.bench.peer_environment import peer_environment
 from prorl_hpc.bench.samples import Samples, Side, in_turns, ratio, told_ratio
 from prorl_hpc.bench.sandbox_bed import SandboxBed
@@ -25,45 +25,48 @@ _WARM_UP = 3
 _TURN = 10
 
 
-async def against_floor(bed: SandboxBed, calls: int, say: Callable[[str], None]) -> list[Figure]:
-    figures = []
-    for command in _COMMANDS:
-        floor = "echo {mark}" if command.startswith("echo") else f"{command}; echo {{mark}}"
-        bare = _program(bed, "bare_pty.py", floor)
-        without_editing = _program(bed, "bare_pty.py", floor, "--noediting")
-        ours, theirs, least = await _compare(bed, calls, command, bare, without_editing)
-        say(f"{command}: ours {ours}, bare pty {theirs}, without line editing {least}")
-        name = f"bash `{command}`"
-        figures += ratio(name, ours, theirs, 2.5, "bare ptyprocess")
-        figures += told_ratio(name, ours, least, "bare ptyprocess, bash without line editing")
+async def against_floor(calls: int, say: Say, kind: str = "apptainer") -> list[Figure]:
+    async with SandboxBed.open(kind) as bed:
+        figures = []
+        for command in _COMMANDS:
+            floor = "echo {mark}" if command.startswith("echo") else f"{command}; echo {{mark}}"
+            bare = _program(bed, "bare_pty.py", floor)
+            without_editing = _program(bed, "bare_pty.py", floor, "--noediting")
+            ours, theirs, least = await _compare(bed, calls, command, bare, without_editing)
+            say(f"{command}: ours {ours}, bare pty {theirs}, without line editing {least}")
+            name = f"bash `{command}`"
+            figures += ratio(name, ours, theirs, 2.5, "bare ptyprocess")
+            figures += told_ratio(name, ours, least, "bare ptyprocess, bash without line editing")
     return figures
 
 
-async def against_tmux(bed: SandboxBed, calls: int, say: Callable[[str], None]) -> list[Figure]:
-    figures = []
-    for command in _COMMANDS:
-        polled = _program(bed, "tmux_shell.py", command, "0.01")
-        eager = _program(bed, "tmux_shell.py", command, "0")
-        ours, theirs, at_once = await _compare(bed, calls, command, polled, eager)
-        say(f"{command}: ours {ours}, tmux {theirs}, looking at once and without pause {at_once}")
-        name, against = f"bash `{command}`", "tmux, screen read every 10 ms"
-        # What `ls` itself takes is more than a thirtieth of tmux's time already: no shell could hold that.
-        figures += (
-            ratio(name, ours, theirs, 1 / 30, against)
-            if command.startswith("echo")
-            else told_ratio(name, ours, theirs, against)
-        )
-        figures += told_ratio(name, ours, at_once, "tmux, screen read at once and without pause")
+async def against_tmux(calls: int, say: Say, kind: str = "apptainer") -> list[Figure]:
+    async with SandboxBed.open(kind) as bed:
+        figures = []
+        for command in _COMMANDS:
+            polled = _program(bed, "tmux_shell.py", command, "0.01")
+            eager = _program(bed, "tmux_shell.py", command, "0")
+            ours, theirs, at_once = await _compare(bed, calls, command, polled, eager)
+            say(f"{command}: ours {ours}, tmux {theirs}, looking at once and without pause {at_once}")
+            name, against = f"bash `{command}`", "tmux, screen read every 10 ms"
+            # What `ls` itself takes is more than a thirtieth of tmux's time already: no shell could hold that.
+            figures += (
+                ratio(name, ours, theirs, 1 / 30, against)
+                if command.startswith("echo")
+                else told_ratio(name, ours, theirs, against)
+            )
+            figures += told_ratio(name, ours, at_once, "tmux, screen read at once and without pause")
     return figures
 
 
-async def against_swe_rex(bed: SandboxBed, calls: int, say: Callable[[str], None]) -> list[Figure]:
-    site = await bed.bring_environment(peer_environment("swe-rex", SWE_REX_VERSION, say))
-    figures = []
-    for command in _COMMANDS:
-        ours, theirs = await _compare(bed, calls, command, _program(bed, "swe_rex_session.py", command, site=site))
-        say(f"{command}: ours {ours}, SWE-ReX {theirs}")
-        figures += ratio(f"bash `{command}`", ours, theirs, 1 / 2, f"SWE-ReX {SWE_REX_VERSION}, local session")
+async def against_swe_rex(calls: int, say: Say, kind: str = "apptainer") -> list[Figure]:
+    async with SandboxBed.open(kind) as bed:
+        site = await bed.bring_environment(peer_environment("swe-rex", SWE_REX_VERSION, say))
+        figures = []
+        for command in _COMMANDS:
+            ours, theirs = await _compare(bed, calls, command, _program(bed, "swe_rex_session.py", command, site=site))
+            say(f"{command}: ours {ours}, SWE-ReX {theirs}")
+            figures += ratio(f"bash `{command}`", ours, theirs, 1 / 2, f"SWE-ReX {SWE_REX_VERSION}, local session")
     return figures
 
 

@@ -1,0 +1,96 @@
+"""How soon a sandbox is there: one alone, out of the warm pool, and many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+from prorl_hpc.bench.figures import Figure
+from prorl_hpc.bench.parts import Say
+from prorl_hpc.bench.samples import in_turns, ratio
+from prorl_hpc.bench.sandbox_bed import open_runtime
+from prorl_hpc.bench.start_by_hand import ByHand
+from prorl_hpc.bench.testbed import scratch_directory
+from prorl_hpc.config.schema import SandboxConfig
+from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.sandbox.protocol import Runtime, Sandbox, SandboxSpec
+
+_READY_GOAL, _MANY_GOAL = 1.3, 0.8
+_numbers = itertools.count()
+
+
+async def ready(starts: int, say: Say) -> list[Figure]:
+    """From the start of a sandbox until its tool server and shell have answered, against the floor."""
+    with scratch_directory() as directory:
+        by_hand = ByHand(directory)
+        async with open_runtime("apptainer", SandboxConfig(start_retries=0)) as runtime:
+
+            async def ours(count: int) -> list[float]:
+                return [await _start_and_stop(runtime) for _ in range(count)]
+
+            async def theirs(count: int) -> list[float]:
+                return [await by_hand.start() for _ in range(count)]
+
+            mine, floor = await in_turns(starts, 1, ours, theirs)
+    say(f"ready: ours {mine}, by hand {floor}")
+    return ratio("sandbox ready", mine, floor, _READY_GOAL, "one `apptainer exec` of an echo server, by hand")
+
+
+async def _start_and_stop(runtime: Runtime) -> float:
+    began = time.perf_counter()
+    sandbox = await runtime.start(_next_spec())
+    seconds = time.perf_counter() - began
+    await sandbox.stop()
+    return seconds
+
+
+async def many(count: int, rounds: int, say: Say) -> list[Figure]:
+    """``count`` sandboxes that are alive together: asked for at once, against one after the other."""
+    failures: list[str] = []
+    async with open_runtime("apptainer", SandboxConfig(start_retries=0)) as runtime:
+
+        async def at_once(_: int) -> list[float]:
+            return [await _start_all(runtime, count, failures, at_once=True)]
+
+        async def one_by_one(_: int) -> list[float]:
+            return [await _start_all(runtime, count, failures, at_once=False)]
+
+        together, alone = await in_turns(rounds, 1, at_once, one_by_one)
+    say(
+        f"{count} sandboxes: at once {together.median:.2f} s, one by one {alone.median:.2f} s, {len(failures)} failures"
+    )
+    how = f"{together.median:.2f} s against {alone.median:.2f} s; medians of {rounds} turns"
+    return [
+        Figure.exactly(
+            "failures", len(failures), 0, "sandboxes", f"{2 * rounds * count} starts", "; ".join(failures[:2])
+        ),
+        Figure.at_most(
+            f"{count} sandboxes at once", together.median / alone.median, _MANY_GOAL, "x", "one by one", how
+        ),
+    ]
+
+
+async def _start_all(runtime: Runtime, count: int, failures: list[str], *, at_once: bool) -> float:
+    """Seconds until all are there."""
+    started: list[Sandbox] = []
+
+    async def start() -> None:
+        try:
+            started.append(await runtime.start(_next_spec()))
+        except SandboxError as error:
+            failures.append(str(error))
+
+    began = time.perf_counter()
+    if at_once:
+        await asyncio.gather(*(start() for _ in range(count)))
+    else:
+        for _ in range(count):
+            await start()
+    seconds = time.perf_counter() - began
+    await asyncio.gather(*(sandbox.stop() for sandbox in started))
+    return seconds
+
+
+def _next_spec() -> SandboxSpec:
+    return SandboxSpec(f"bench-{next(_numbers)}")

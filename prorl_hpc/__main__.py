@@ -17,6 +17,7 @@ VERBS = {
     "stop": "end a run in order; it can be resumed",
     "cancel": "the same, by job id",
     "model": "make, list or find the models that need no hub",
+    "image": "build, pull, convert, list and verify the images of sandboxes",
     "doctor": "what this machine has and lacks",
     "simulate": "the rollout service under a virtual clock: any size, any times, policies side by side",
     "bench": "measure the service on this machine against its goals",

@@ -17,12 +17,12 @@ from pathlib import Path
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.attached_runtime import CODE, SHELL_PATH, AttachedRuntime, Launch
+from prorl_hpc.sandbox.container_binary import find_binary as find_binary
 from prorl_hpc.sandbox.directories import MARKER, Box
 from prorl_hpc.sandbox.host_image import make_host_image
 from prorl_hpc.sandbox.protocol import SandboxSpec
 from prorl_hpc.sandbox.toolkit import ensure_kit
 
-BINARIES = ("apptainer", "singularity")
 HOST_IMAGE = "host"
 INSIDE = "/.prorl"
 """Where all of ours appears in the sandbox, read-only but for ``s``: code/ kit/ s/ sockets/."""
@@ -130,17 +130,6 @@ def launcher_environment(binary: str, box: Box) -> dict[str, str]:
     env = {name: os.environ[name] for name in _FROM_HOST if name in os.environ}
     path = f"{Path(binary).parent}:{SHELL_PATH}"
     return {**env, "PATH": path, "HOME": str(box.path), "LANG": "C.UTF-8", MARKER: str(box.path)}
-
-
-def find_binary() -> str:
-    for name in BINARIES:
-        found = shutil.which(name)
-        if found:
-            return found
-    raise SandboxError(
-        "neither apptainer nor singularity is on PATH: load the site's module (cluster.setup can hold the line), run "
-        "scripts/install_apptainer.sh as root on Debian or Ubuntu, or set sandbox.kind=local, which isolates nothing"
-    )
 
 
 def check_image(image: str) -> None:

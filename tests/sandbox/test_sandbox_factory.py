@@ -10,7 +10,7 @@ import pytest
 
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox import apptainer
+from prorl_hpc.sandbox import container_binary
 from prorl_hpc.sandbox.apptainer import launcher_environment
 from prorl_hpc.sandbox.directories import Box
 from prorl_hpc.sandbox.factory import make_runtime
@@ -21,7 +21,7 @@ from prorl_hpc.sandbox.protocol import SandboxSpec
 
 @pytest.fixture
 def no_binary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apptainer, "BINARIES", ("no-such-apptainer",))
+    monkeypatch.setattr(container_binary, "BINARIES", ("no-such-apptainer",))
 
 
 def fake_binary(monkeypatch: pytest.MonkeyPatch, directory: Path, body: str) -> None:
@@ -29,7 +29,7 @@ def fake_binary(monkeypatch: pytest.MonkeyPatch, directory: Path, body: str) -> 
     script = directory / "fake-apptainer"
     script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "apptainer version 9.9"; exit 0; }}\n{body}\n')
     script.chmod(0o755)
-    monkeypatch.setattr(apptainer, "BINARIES", (str(script),))
+    monkeypatch.setattr(container_binary, "BINARIES", (str(script),))
 
 
 @pytest.mark.usefixtures("no_binary")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import shlex
 import sys
@@ -21,8 +22,9 @@ import msgspec
 from prorl_hpc.bench.testbed import scratch_directory
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import RunError
-from prorl_hpc.sandbox.apptainer import INSIDE, ApptainerRuntime, server_argv
-from prorl_hpc.sandbox.local import SITE, LocalRuntime
+from prorl_hpc.sandbox.apptainer import INSIDE, server_argv
+from prorl_hpc.sandbox.factory import make_runtime
+from prorl_hpc.sandbox.local import SITE
 from prorl_hpc.sandbox.protocol import Runtime, Sandbox, SandboxSpec
 
 PEERS = Path(__file__).parent / "peers"
@@ -93,10 +95,9 @@ def _python_inside(kind: str) -> tuple[list[str], str]:
 
 @contextlib.asynccontextmanager
 async def open_runtime(kind: str, config: SandboxConfig) -> AsyncIterator[Runtime]:
-    """Prepared; closed at the end, with all its sandboxes and its directory. SandboxError where it does not work."""
+    """A worker's runtime; closed at the end, with all its sandboxes. SandboxError where it does not work."""
     with scratch_directory() as directory:
-        runtime = LocalRuntime(config, directory) if kind == "local" else ApptainerRuntime(config, directory)
-        await runtime.prepare()
+        runtime = await make_runtime(dataclasses.replace(config, kind=kind), directory, "bench")
         try:
             yield runtime
         finally:

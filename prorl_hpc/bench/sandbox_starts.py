@@ -8,15 +8,19 @@ import time
 
 from prorl_hpc.bench.figures import Figure
 from prorl_hpc.bench.parts import Say
-from prorl_hpc.bench.samples import in_turns, ratio
+from prorl_hpc.bench.samples import Samples, in_turns, ratio
 from prorl_hpc.bench.sandbox_bed import open_runtime
 from prorl_hpc.bench.start_by_hand import ByHand
 from prorl_hpc.bench.testbed import scratch_directory
 from prorl_hpc.config.schema import SandboxConfig
-from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.messages.errors import RunError, SandboxError
 from prorl_hpc.sandbox.protocol import Runtime, Sandbox, SandboxSpec
 
 _READY_GOAL, _MANY_GOAL = 1.3, 0.8
+_WARM_GOAL_MS = 5.0
+_REFILL_S = 0.6
+"""Several times what a start takes."""
+_CALL_S = 20.0
 _numbers = itertools.count()
 
 
@@ -45,10 +49,32 @@ async def _start_and_stop(runtime: Runtime) -> float:
     return seconds
 
 
-async def many(count: int, rounds: int, say: Say) -> list[Figure]:
+async def warm(waits: int, say: Say, kind: str = "apptainer") -> list[Figure]:
+    """What INIT, and so RUN, waits for a sandbox when the pool has one."""
+    seconds = []
+    async with open_runtime(kind, SandboxConfig(warm=2, start_retries=0)) as runtime:
+        for _ in range(waits):
+            await asyncio.sleep(_REFILL_S)
+            began = time.perf_counter()
+            sandbox = await runtime.start(_next_spec())
+            seconds.append(time.perf_counter() - began)
+            answer = await sandbox.call("bash", {"command": "echo hello"}, _CALL_S)
+            if answer.output != "hello\n":
+                raise RunError(f"a warm sandbox answered `echo hello` with {answer}")
+            await sandbox.stop()
+    waited = Samples(seconds)
+    say(f"warm: {waited}")
+    how = f"{waits} waits, the pool of 2 refilled before each; {waited}"
+    return [
+        Figure.below("wait for a warm sandbox, median", 1000 * waited.median, _WARM_GOAL_MS, "ms", "the goal", how),
+        Figure.below("wait for a warm sandbox, p95", 1000 * waited.p95, _WARM_GOAL_MS, "ms", "the goal"),
+    ]
+
+
+async def many(count: int, rounds: int, say: Say, kind: str = "apptainer") -> list[Figure]:
     """``count`` sandboxes that are alive together: asked for at once, against one after the other."""
     failures: list[str] = []
-    async with open_runtime("apptainer", SandboxConfig(start_retries=0)) as runtime:
+    async with open_runtime(kind, SandboxConfig(start_retries=0)) as runtime:
 
         async def at_once(_: int) -> list[float]:
             return [await _start_all(runtime, count, failures, at_once=True)]

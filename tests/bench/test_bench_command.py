@@ -11,7 +11,8 @@ from prorl_hpc.messages.errors import RunError
 
 
 @pytest.mark.parametrize(
-    "words", [["bench", "--help"], ["bench", "coordinator", "--help"], ["bench", "soak", "--help"]]
+    "words",
+    [["bench", "--help"], *(["bench", name, "--help"] for name in ("coordinator", "soak", "tools", "sandbox"))],
 )
 def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:

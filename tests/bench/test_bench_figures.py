@@ -15,17 +15,21 @@ from prorl_hpc.messages.errors import ConfigError
 def test_what_holds() -> None:
     assert Figure.at_least("a", 3.0, 3.0, "x", "peer").holds is True
     assert Figure.at_least("a", 2.9, 3.0, "x", "peer").holds is False
+    assert Figure.at_most("b", 0.8, 0.8, "x", "").holds is True
+    assert Figure.at_most("b", 0.81, 0.8, "x", "").holds is False
     assert Figure.below("b", 10.0, 10.0, "ms", "").holds is False
     assert Figure.exactly("c", 0, 0, "rollouts", "").holds is True
     missing = Figure.not_taken("d", "x", "peer", ">= 3", "no network")
     assert (missing.value, missing.holds, missing.detail) == (None, None, "no network")
 
 
-def test_a_figure_without_a_judgement_breaks_no_report() -> None:
+def test_a_figure_without_a_goal_breaks_no_report_and_a_missing_one_does() -> None:
     machine = Machine.here()
     told = Figure.told("e", 1.0, "x")
     missing = Figure.not_taken("d", "x", "peer", ">= 3", "no network")
-    assert Report.of(machine, [told, missing, Figure.exactly("c", 0, 0, "", "")]).all_hold
+    held = Figure.exactly("c", 0, 0, "", "")
+    assert Report.of(machine, [told, held]).all_hold
+    assert not Report.of(machine, [told, held, missing]).all_hold
     assert not Report.of(machine, [told, Figure.exactly("c", 1, 0, "", "")]).all_hold
 
 

@@ -1,7 +1,7 @@
 """``bare_pty.py SITE CALLS COMMAND [FLAG …]``, inside a sandbox: the floor of a shell's round trips.
 
 bash, with FLAGs, on a ptyprocess terminal as it comes: write COMMAND, in which {mark} stands for a new word, and read
-until that word comes back. No exit code, no directory, no limit, no server. Prints a JSON list of seconds.
+until that word comes back. The flag --raw, which is ours, has the terminal leave line ends alone. No exit code, no directory, no limit, no server. Prints a JSON list of seconds.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import termios
 import time
 
 site, calls, command, *flags = sys.argv[1:]
@@ -30,8 +31,12 @@ def round_trip(shell: ptyprocess.PtyProcess, mark: bytes) -> float:
 
 
 def main() -> None:
-    argv = ["bash", "--norc", "--noprofile", *flags]
+    argv = ["bash", "--norc", "--noprofile", *(flag for flag in flags if flag != "--raw")]
     shell = ptyprocess.PtyProcess.spawn(argv, env={**os.environ, "PS1": "", "PS2": ""}, echo=False)
+    if "--raw" in flags:
+        mode = termios.tcgetattr(shell.fd)
+        mode[1] &= ~termios.OPOST
+        termios.tcsetattr(shell.fd, termios.TCSANOW, mode)
     seconds = [round_trip(shell, f"mark-{number:06d}".encode()) for number in range(_WARM_UP + int(calls))]
     shell.terminate(force=True)
     print(json.dumps(seconds[_WARM_UP:]))

@@ -21,6 +21,8 @@ from prorl_hpc.sandbox.tools import framing
 
 ANSWER_GRACE_S = 15.0
 """How much longer than the call's own timeout an answer may take before the sandbox counts as broken."""
+_LOOK_S = 1.0
+"""How often overdue answers are looked for."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -48,16 +50,42 @@ class Response:
         return self.body.decode("utf-8", "replace")
 
 
+class _Waiting:
+    """A call whose answer has not come. ``due`` in the loop's time."""
+
+    __slots__ = ("answer", "due", "timeout_s", "tool")
+
+    def __init__(self, answer: asyncio.Future[Response], tool: str, timeout_s: float, due: float) -> None:
+        self.answer = answer
+        self.tool = tool
+        self.timeout_s = timeout_s
+        self.due = due
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Header).decode
+
+
+def read_header(data: bytes) -> Header:
+    """BadFrame when it is not what a tool server says."""
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise framing.BadFrame(f"the header is none of a tool server: {error}") from None
+
+
 class ToolClient(asyncio.Protocol):
     """Speaks to one tool server; make it with ``connect``."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.WriteTransport | None = None
-        self._decoder = framing.Decoder()
+        self._decoder = framing.Decoder(read_header)
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Response]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._broken = ""
         self._lost = asyncio.Event()
+        self._watch: asyncio.TimerHandle | None = None
 
     @classmethod
     async def connect(cls, path: Path) -> ToolClient:
@@ -73,42 +101,46 @@ class ToolClient(asyncio.Protocol):
         pid: int = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         return pid
 
-    async def greet(self, settings: dict[str, Any]) -> None:
+    async def greet(self, settings: dict[str, Any], timeout_s: float = 60.0) -> None:
         """Hand over the settings; returns when the shell answers. SandboxError with the server's reason if not."""
-        await self._exchange(0, {"hello": framing.VERSION, "settings": settings}, b"")
+        await self._exchange(0, {"hello": framing.VERSION, "settings": settings}, b"", "the greeting", timeout_s)
 
     async def call(self, tool: str, arguments: dict[str, Any], timeout_s: float, body: bytes = b"") -> Response:
         """SandboxError when the server is gone, does not answer, or could not carry out the call."""
         number = next(self._numbers)
-        frame = {"id": number, "tool": tool, "arguments": arguments, "timeout_s": timeout_s}
-        watch = asyncio.get_running_loop().call_later(timeout_s + ANSWER_GRACE_S, self._silent, tool, timeout_s)
+        header = {"id": number, "tool": tool, "arguments": arguments, "timeout_s": timeout_s}
         try:
-            response = await self._exchange(number, frame, body)
+            response = await self._exchange(number, header, body, tool, timeout_s)
         except asyncio.CancelledError:
             if self._transport is not None and not self._broken:
                 self._transport.write(framing.encode({"cancel": number}))
             raise
-        finally:
-            watch.cancel()
         if response.header.error:
             raise SandboxError(response.header.error)
         return response
 
     async def close(self) -> None:
         self._fail("the sandbox was stopped")
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         if self._transport is not None:
             self._transport.abort()
             await self._lost.wait()
 
-    async def _exchange(self, number: int, header: dict[str, Any], body: bytes) -> Response:
+    async def _exchange(
+        self, number: int, header: dict[str, Any], body: bytes, tool: str, timeout_s: float
+    ) -> Response:
         if self._broken or self._transport is None:
             raise SandboxError(self._broken or "not connected")
         try:
-            frame = framing.encode(header, body)
+            frame = framing.pack(_encode(header), body)
         except framing.BadFrame as error:
             raise SandboxError(f"the call is too large: {error}") from None
-        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
+        answer: asyncio.Future[Response] = self._loop.create_future()
+        self._waiting[number] = _Waiting(answer, tool, timeout_s, self._loop.time() + timeout_s + ANSWER_GRACE_S)
+        if self._watch is None:
+            self._watch = self._loop.call_later(_LOOK_S, self._look_for_overdue)
         self._transport.write(frame)
         try:
             return await answer
@@ -123,14 +155,13 @@ class ToolClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame, body in self._decoder.feed(data):
-                header = msgspec.convert(frame, Header)
+            for header, body in self._decoder.feed(data):
                 if header.ended:
                     self._fail(f"the sandbox ended: {header.ended}")
-                answer = self._waiting.get(header.id)
-                if answer is not None and not answer.done():
-                    answer.set_result(Response(header, body))
-        except (framing.BadFrame, msgspec.ValidationError) as error:
+                waiting = self._waiting.get(header.id)
+                if waiting is not None and not waiting.answer.done():
+                    waiting.answer.set_result(Response(header, body))
+        except framing.BadFrame as error:
             self._fail(f"the connection to the tool server broke: {error}")
             if self._transport is not None:
                 self._transport.abort()
@@ -143,11 +174,18 @@ class ToolClient(asyncio.Protocol):
         )
         self._lost.set()
 
-    def _silent(self, tool: str, timeout_s: float) -> None:
-        self._fail(f"the tool server gave no answer to {tool} within {timeout_s + ANSWER_GRACE_S:.0f} s")
+    def _look_for_overdue(self) -> None:
+        """One timer for all calls: one each would cost as much as the rest of a call here."""
+        now = self._loop.time()
+        self._watch = self._loop.call_later(_LOOK_S, self._look_for_overdue) if self._waiting else None
+        for waiting in self._waiting.values():
+            if now >= waiting.due:
+                after_s = waiting.timeout_s + ANSWER_GRACE_S
+                self._fail(f"the tool server gave no answer to {waiting.tool} within {after_s:.0f} s")
+                return
 
     def _fail(self, reason: str) -> None:
         self._broken = self._broken or reason
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(SandboxError(self._broken))
+        for waiting in self._waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(SandboxError(self._broken))

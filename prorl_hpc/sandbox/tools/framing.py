@@ -21,13 +21,13 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 VERSION = 2
 MAX_HEADER_BYTES = 16 << 20
 MAX_BODY_BYTES = 32 << 20
-_HEAD = struct.Struct(">II")
+_LENGTHS = struct.Struct(">II")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -36,37 +36,63 @@ class BadFrame(ValueError):
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
-    head = _encode(header).encode()
-    if len(head) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
+    """A frame; BadFrame when it is too large for one."""
+    return pack(_encode(header).encode(), body)
+
+
+def pack(header: bytes, body: bytes) -> bytes:
+    """A frame of a header that is JSON already."""
+    if len(header) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
         raise BadFrame(
-            f"a frame of {len(head)} + {len(body)} bytes: at most {MAX_HEADER_BYTES} and {MAX_BODY_BYTES} are taken"
+            f"a frame of {len(header)} + {len(body)} bytes: at most {MAX_HEADER_BYTES} and {MAX_BODY_BYTES} are taken"
         )
-    return _HEAD.pack(len(head), len(body)) + head + body
+    return _LENGTHS.pack(len(header), len(body)) + header + body
+
+
+def read_header(data: bytes) -> dict[str, Any]:
+    """BadFrame when it is not a JSON object."""
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadFrame(f"the header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise BadFrame(f"the header is a {type(header).__name__}, not an object")
+    return header
 
 
 class Decoder:
-    """Bytes in, frames out, whatever the pieces."""
+    """Bytes in, frames out, whatever the pieces. ``read`` makes of a header's bytes what ``feed`` gives for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[bytes], Any] = read_header) -> None:
+        self._read = read
         self._held = bytearray()
+        self._wanted = _LENGTHS.size
+        """How many bytes there must be before it is worth to look again."""
 
-    def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """The frames that are complete now. BadFrame when this cannot become one."""
-        held = self._held
-        held += data
-        while len(held) >= _HEAD.size:
-            head, body = _HEAD.unpack_from(held)
-            if head > MAX_HEADER_BYTES or body > MAX_BODY_BYTES:
-                raise BadFrame(f"a frame of {head} + {body} bytes is announced")
-            start, middle, end = _HEAD.size, _HEAD.size + head, _HEAD.size + head + body
-            if len(held) < end:
+    def feed(self, data: bytes) -> Iterator[tuple[Any, bytes]]:
+        """The frames that are complete now. BadFrame when this cannot become one, after the whole ones before it."""
+        if self._held:
+            self._held += data
+            if len(self._held) < self._wanted:
                 return
-            try:
-                header = json.loads(held[start:middle])
-            except ValueError as error:
-                raise BadFrame(f"the header is not JSON: {error}") from None
-            if not isinstance(header, dict):
-                raise BadFrame(f"the header is a {type(header).__name__}, not an object")
-            content = bytes(held[middle:end])
-            del held[:end]
-            yield header, content
+            data = bytes(self._held)
+            self._held.clear()
+        start = 0
+        while (wanted := _frame_size(data, start)) <= len(data) - start:
+            header, _ = _LENGTHS.unpack_from(data, start)
+            middle = start + _LENGTHS.size + header
+            yield self._read(data[start + _LENGTHS.size : middle]), data[middle : start + wanted]
+            start += wanted
+        self._held += data[start:]
+        self._wanted = wanted
+
+
+def _frame_size(data: bytes, start: int) -> int:
+    """Of the frame that begins there, or of its lengths while these are not whole."""
+    if len(data) - start < _LENGTHS.size:
+        return _LENGTHS.size
+    header, body = _LENGTHS.unpack_from(data, start)
+    if header > MAX_HEADER_BYTES or body > MAX_BODY_BYTES:
+        raise BadFrame(f"a frame of {header} + {body} bytes is announced")
+    size: int = _LENGTHS.size + header + body
+    return size

@@ -5,12 +5,13 @@ has passed; then it looks again whether it can go on, as one does with a conditi
 ``done``. There are never more than a few pieces at a time, so all of them are woken after every event.
 
 asyncio would do, but its import alone takes as long as the start of a container's Python, and each of its round trips
-costs as much as the shell's.
+costs as much as the shell's. So it is epoll itself, too, and not ``selectors`` around it.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import time
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     Work: TypeAlias = Generator[float, None, Any]
 
 FOREVER = float("inf")
+_EPOLL_EVENTS = {
+    selectors.EVENT_READ: select.EPOLLIN,
+    selectors.EVENT_WRITE: select.EPOLLOUT,
+    selectors.EVENT_READ | selectors.EVENT_WRITE: select.EPOLLIN | select.EPOLLOUT,
+}
 
 
 class Ended(Exception):
@@ -37,22 +43,25 @@ class _Running:
 
 class Loop:
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()
+        self._ready: dict[int, Callable[[], None]] = {}
         self._running: list[_Running] = []
+        self._later: list[Callable[[], None]] = []
 
     def watch(self, fd: int, ready: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
-        """Call ``ready`` whenever ``fd`` is; replaces what was watched before."""
-        if fd in self._selector.get_map():
-            self._selector.modify(fd, events, ready)
+        """Call ``ready`` whenever ``fd`` is, or hung up; replaces what was watched before."""
+        if fd in self._ready:
+            self._epoll.modify(fd, _EPOLL_EVENTS[events])
         else:
-            self._selector.register(fd, events, ready)
+            self._epoll.register(fd, _EPOLL_EVENTS[events])
+        self._ready[fd] = ready
 
     def watches(self, fd: int) -> bool:
-        return fd in self._selector.get_map()
+        return fd in self._ready
 
     def unwatch(self, fd: int) -> None:
-        if fd in self._selector.get_map():
-            self._selector.unregister(fd)
+        if self._ready.pop(fd, None):
+            self._epoll.unregister(fd)
 
     def close(self, fd: int) -> None:
         """Unwatch and close."""
@@ -65,20 +74,34 @@ class Loop:
         if self._advance(running):
             self._running.append(running)
 
+    def later(self, job: Callable[[], None]) -> None:
+        """Call ``job`` once, when all that can go on now has gone on: for what no answer should wait for."""
+        self._later.append(job)
+
     def run(self) -> None:
         """Until a callback raises."""
         while True:
             self._poll()
 
     def _poll(self) -> None:
-        deadline = min((running.deadline for running in self._running), default=FOREVER)
+        deadline = FOREVER
+        for running in self._running:
+            if running.deadline < deadline:
+                deadline = running.deadline
+        # epoll counts whole milliseconds, rounded up.
         timeout = None if deadline == FOREVER else max(0.0, deadline - time.monotonic())
-        for key, _ in self._selector.select(timeout):
-            if key.fd in self._selector.get_map():  # an earlier event of this round may have closed it
-                key.data()
+        for fd, _ in self._epoll.poll(timeout):
+            if ready := self._ready.get(fd):  # an earlier event of this round may have closed it
+                ready()
         if self._running:
             self._running, woken = [], self._running
-            self._running += [running for running in woken if self._advance(running)]
+            for running in woken:
+                if self._advance(running):
+                    self._running.append(running)
+        if self._later:
+            self._later, jobs = [], self._later
+            for job in jobs:
+                job()
 
     @staticmethod
     def _advance(running: _Running) -> bool:

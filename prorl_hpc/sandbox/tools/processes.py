@@ -44,23 +44,32 @@ def descendants(pid: int, spared: set[tuple[int, int]]) -> set[tuple[int, int]]:
     return found
 
 
-def kill(processes: set[tuple[int, int]]) -> None:
+def send(processes: set[tuple[int, int]], number: int) -> None:
+    """A signal to each that is there and in reach."""
     for pid, _ in processes:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except (ProcessLookupError, PermissionError):
             pass  # gone already, or of another user and out of reach
 
 
-def become_subreaper() -> None:
-    """Orphans of our descendants come to us, so that none can hide. PID 1 gets them anyway."""
-    if os.getpid() == 1:
-        return
-    import ctypes  # PID 1 does not need it, and it takes its time
+def kill(processes: set[tuple[int, int]]) -> None:
+    send(processes, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Orphans of our descendants come to this process from now on, whatever it executes, and none can hide."""
+    import ctypes  # not at the import of this module: it takes its time
 
     pr_set_child_subreaper = 36
     if ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def become_subreaper() -> None:
+    """Like ``adopt_orphans``; PID 1 gets them anyway."""
+    if os.getpid() != 1:
+        adopt_orphans()
 
 
 def set_limits(limits: dict[str, int]) -> None:

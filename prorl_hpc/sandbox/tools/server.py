@@ -8,13 +8,13 @@ and all it started: that is how a sandbox dies with its worker, however the work
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import socket
 import sys
 import time
 
-from prorl_hpc.sandbox.tools.framing import VERSION, BadFrame, Decoder, encode
+from prorl_hpc.sandbox.tools.connection import Connection
+from prorl_hpc.sandbox.tools.framing import VERSION
 from prorl_hpc.sandbox.tools.loop import Ended, Loop
 from prorl_hpc.sandbox.tools.processes import become_subreaper, end_everything
 from prorl_hpc.sandbox.tools.reaper import Reaper
@@ -22,60 +22,7 @@ from prorl_hpc.sandbox.tools.toolset import Answer, Call, Host, Refused, Setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
-
-
-class Connection:
-    """The worker's. Frames go out in order and never make the server wait."""
-
-    def __init__(self, loop: Loop, peer: socket.socket, on_frame: Callable[[dict[str, Any], bytes], None]) -> None:
-        self._loop = loop
-        self._peer = peer
-        self._on_frame = on_frame
-        self._decoder = Decoder()
-        self._unsent = b""
-        peer.setblocking(False)
-        loop.watch(peer.fileno(), self._ready)
-
-    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        self._unsent += encode(header, body)
-        self._flush()
-
-    def _ready(self) -> None:
-        self._flush()
-        try:
-            data = self._peer.recv(1 << 20)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        if not data:
-            raise Ended("")
-        try:
-            for header, body in self._decoder.feed(data):
-                self._on_frame(header, body)
-        except BadFrame as error:
-            raise Ended(f"the worker sent what is no frame: {error}") from error
-
-    def _flush(self) -> None:
-        if not self._unsent:
-            return
-        try:
-            self._unsent = self._unsent[self._peer.send(self._unsent) :]
-        except BlockingIOError:
-            pass
-        except ConnectionError:
-            raise Ended("") from None
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-        self._loop.watch(self._peer.fileno(), self._ready, events)
-
-    def send_last(self, header: dict[str, Any]) -> None:
-        self._peer.settimeout(1.0)
-        try:
-            self._peer.sendall(self._unsent + encode(header))
-        except OSError:
-            pass  # the worker is gone: nobody is left to be told
 
 
 class Server:

@@ -1,0 +1,89 @@
+"""The server's end of the connection to the worker."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+
+from prorl_hpc.sandbox.tools.framing import BadFrame, Decoder, encode
+from prorl_hpc.sandbox.tools.loop import Ended, Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+READ_BYTES = 1 << 18
+HIGH_WATER_BYTES = 8 << 20
+"""With more than this unsent, no new calls are read: a worker that does not take its answers gets no more of them."""
+LAST_WORDS_S = 1.0
+
+
+class Connection:
+    """Frames go out in order and never make the server wait. Raises Ended where the worker is gone or talks nonsense."""
+
+    def __init__(self, loop: Loop, peer: socket.socket, on_frame: Callable[[dict[str, Any], bytes], None]) -> None:
+        self._loop = loop
+        self._peer = peer
+        self._on_frame = on_frame
+        self._decoder = Decoder()
+        self._unsent: list[memoryview] = []
+        self._unsent_bytes = 0
+        self._events = selectors.EVENT_READ
+        peer.setblocking(False)
+        loop.watch(peer.fileno(), self._ready)
+
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        frame = encode(header, body)
+        self._unsent.append(memoryview(frame))
+        self._unsent_bytes += len(frame)
+        self._flush()
+
+    def send_last(self, header: dict[str, Any]) -> None:
+        """Whatever else is unsent, and this."""
+        self._peer.settimeout(LAST_WORDS_S)
+        try:
+            for frame in self._unsent:
+                self._peer.sendall(frame)
+            self._peer.sendall(encode(header))
+        except OSError:
+            pass  # the worker is gone: nobody is left to be told
+
+    def _ready(self) -> None:
+        if self._unsent:
+            self._flush()
+        if not self._events & selectors.EVENT_READ:
+            return
+        try:
+            data = self._peer.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise Ended("")
+        try:
+            for header, body in self._decoder.feed(data):
+                self._on_frame(header, body)
+        except BadFrame as error:
+            raise Ended(f"the worker sent what is no frame: {error}") from error
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._peer.send(self._unsent[0])
+                self._unsent_bytes -= sent
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                else:
+                    del self._unsent[0]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            raise Ended("") from None
+        events = selectors.EVENT_WRITE if self._unsent else 0
+        if self._unsent_bytes <= HIGH_WATER_BYTES:
+            events |= selectors.EVENT_READ
+        if events != self._events:
+            self._events = events
+            self._loop.watch(self._peer.fileno(), self._ready, events)

@@ -1,0 +1,141 @@
+"""The process of a shell: bash on a terminal of its own, its commands coming through a pipe, whole, however long."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shutil
+import signal
+
+from ptyprocess import PtyProcess
+
+from prorl_hpc.sandbox.tools.processes import adopt_orphans, descendants, set_limits
+from prorl_hpc.sandbox.tools.terminal import COLUMNS, ROWS, set_mode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from prorl_hpc.sandbox.tools.toolset import Host
+
+_NOT_FOR_SHELLS = re.compile(r"APPTAINER|SINGULARITY|PS1$|PROMPT_COMMAND$|PRORL_(?!SOCKET_)")
+_FLAGS = ["--norc", "--noprofile", "--noediting", "+H", "+o", "history", "-i"]
+
+
+def environment(host: Host) -> dict[str, str]:
+    """Of all that runs for the agent."""
+    inherited = os.environ if host.settings.inherit_env else {}
+    env = {name: value for name, value in inherited.items() if not _NOT_FOR_SHELLS.match(name)}
+    env.update({"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", **host.settings.env})
+    return env
+
+
+def shell_argv(host: Host, env: dict[str, str]) -> list[str]:
+    """The image's bash, else the kit's; sh where there is neither."""
+    bash = shutil.which("bash", path=env.get("PATH"))
+    kit_bash = f"{host.kit}/bin/bash"
+    if bash:
+        return [bash, *_FLAGS]
+    if host.kit and os.path.exists(kit_bash):
+        return [f"{host.kit}/ld.so", "--library-path", f"{host.kit}/lib", "--argv0", "bash", kit_bash, *_FLAGS]
+    return ["/bin/sh", "-i"]
+
+
+class ShellProcess:
+    """Not waited for by ptyprocess: the reaper waits for all children."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._env = {**environment(host), "PS1": "", "PS2": ""}
+        self._pty: PtyProcess | None = None
+        self._unread = b""
+        self.pid = 0
+        """0 when it does not run."""
+        self.status = 0
+        """How it ended: 128 + signal where one killed it."""
+        self._commands = -1
+
+    @property
+    def begun(self) -> bool:
+        """It runs, or has ended without being closed."""
+        return self._pty is not None
+
+    @property
+    def terminal(self) -> int:
+        """The master."""
+        assert self._pty is not None
+        fd: int = self._pty.fd
+        return fd
+
+    def start(self) -> None:
+        """OSError when there is no shell that can be started."""
+        theirs, self._commands = os.pipe()
+        settings = self._host.settings
+
+        def prepare() -> None:
+            os.dup2(theirs, 0)
+            os.close(theirs)
+            # Python ignores these, and children would inherit that.
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            adopt_orphans()  # so all that a command started is found below its shell
+            set_limits(settings.limits)
+
+        try:
+            self._pty = PtyProcess.spawn(
+                shell_argv(self._host, self._env),
+                cwd=settings.root,
+                env=self._env,
+                echo=False,
+                preexec_fn=prepare,
+                dimensions=(ROWS, COLUMNS),
+                pass_fds=(theirs,),
+            )
+        except BaseException:
+            os.close(self._commands)
+            raise
+        finally:
+            os.close(theirs)
+        self.pid = self._pty.pid
+        self._host.reaper.expect(self.pid, self._ended)
+        set_mode(self.terminal)
+        os.set_blocking(self.terminal, False)
+        os.set_blocking(self._commands, False)
+
+    def write(self, data: bytes) -> None:
+        """For the shell to read as soon as it does."""
+        self._unread += data
+        self._push()
+
+    def descendants(self, spared: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        return descendants(self.pid, spared) if self.pid else set()
+
+    def signal(self, number: int) -> None:
+        if self.pid:
+            os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Let go of a shell that ended."""
+        assert self._pty is not None and not self.pid
+        self._unread = b""
+        self._host.loop.close(self._commands)
+        self._host.loop.unwatch(self.terminal)
+        self._pty.fileobj.close()
+        self._pty.closed = True  # or ptyprocess would look for the process
+        self._pty = None
+
+    def _push(self) -> None:
+        loop = self._host.loop
+        try:
+            self._unread = self._unread[os.write(self._commands, self._unread) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._unread = b""  # the shell ended; SIGCHLD tells
+        if self._unread and not loop.watches(self._commands):
+            loop.watch(self._commands, self._push, selectors.EVENT_WRITE)
+        elif not self._unread and loop.watches(self._commands):
+            loop.unwatch(self._commands)
+
+    def _ended(self, status: int) -> None:
+        self.pid = 0
+        self.status = status

@@ -7,8 +7,10 @@ one directory at a time and following nothing: what is swapped for a link in bet
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
+from collections import Counter
 
 from prorl_hpc.sandbox.tools.toolset import Host, Refused
 
@@ -86,7 +88,7 @@ class Place:
 class Workspace:
     def __init__(self, host: Host) -> None:
         self.root = os.path.realpath(host.settings.root)
-        self._open_paths = host.settings.open_paths
+        self.open_paths = host.settings.open_paths
         self._max_file_bytes = host.settings.limits.get("max_file_mib", 0) << 20
 
     def resolve(self, path: str, *, root_too: bool = False) -> str:
@@ -102,7 +104,7 @@ class Workspace:
         except UnicodeEncodeError:
             raise Refused(f"the path {shown(path)} holds characters that no file name can") from None
         real = os.path.realpath(os.path.join(self.root, inside))
-        if self._open_paths or real.startswith(self.root + "/") or (root_too and real == self.root):
+        if self.open_paths or real.startswith(self.root + "/") or (root_too and real == self.root):
             return real
         raise Refused(f"the path {shown(path)} leaves the workspace: expected a file below {WORKSPACE}")
 
@@ -191,7 +193,7 @@ class Workspace:
 
     def _walk(self, directory: str, given: str, make: bool) -> int:
         """O_PATH descriptor of a real path, no link followed below the root."""
-        start = "/" if self._open_paths else self.root
+        start = "/" if self.open_paths else self.root
         fd = -1
         try:
             fd = os.open(start, _WALK)
@@ -211,36 +213,30 @@ class Workspace:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise Refused(f"{shown(place.given)} is not a regular file")
-        if found.st_nlink > 1 and not self._open_paths:
-            inside = self.names_inside((found.st_dev, found.st_ino), found.st_nlink)
+        if found.st_nlink > 1 and not self.open_paths:
+            inside = self.count_names(found)[found.st_dev, found.st_ino]
             if inside < found.st_nlink:
                 raise Refused(
                     f"{shown(place.given)} has {found.st_nlink} names (hard links), of which {inside} were found in the "
                     "workspace: make a copy of it (cp) and use that"
                 )
 
-    def names_inside(self, file: tuple[int, int], wanted: int) -> int:
-        """How many hard links to ``file`` (device, inode) are in the workspace; stops at ``wanted``."""
-        count = 0
-        for entry, looked_at in self._entries():
-            if looked_at > LINKS_LOOKED_AT:
-                break
-            if entry.inode() == file[1]:
+    def count_names(self, only: os.stat_result | None = None) -> Counter[tuple[int, int]]:
+        """How many names (hard links) each file has in the workspace, (device, inode) → count, or those of one file."""
+        count: Counter[tuple[int, int]] = Counter()
+        for entry in itertools.islice(self._entries(), LINKS_LOOKED_AT):
+            if only is None or entry.inode() == only.st_ino:
                 found = entry.stat(follow_symlinks=False)
-                count += (found.st_dev, found.st_ino) == file
-                if count == wanted:
-                    break
+                count[found.st_dev, found.st_ino] += 1
         return count
 
-    def _entries(self) -> Iterator[tuple[os.DirEntry[str], int]]:
+    def _entries(self) -> Iterator[os.DirEntry[str]]:
         pending = [self.root]
-        looked_at = 0
         while pending:
             try:
                 with os.scandir(pending.pop()) as entries:
                     for entry in entries:
-                        looked_at += 1
-                        yield entry, looked_at
+                        yield entry
                         if entry.is_dir(follow_symlinks=False):
                             pending.append(entry.path)
             except OSError:

@@ -9,24 +9,36 @@ import signal
 import sys
 import time
 
+_OOM_SCORE = 500
+
 
 def children(pid: int) -> list[int]:
     """Children of all threads of ``pid``; none when it is gone."""
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children") as file:
-                found += [int(child) for child in file.read().split()]
+            found += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
     except (FileNotFoundError, ProcessLookupError):
         pass  # it ended while we looked
     return found
 
 
+def _read(path: str) -> bytes:
+    """A whole file of /proc, in a third of the time that ``open`` takes."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces = []
+        while piece := os.read(fd, 8192):
+            pieces.append(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
 def start_ticks(pid: int) -> int:
     """When ``pid`` started, which tells it from a later process of the same number; 0 when it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+        return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
     except (FileNotFoundError, ProcessLookupError):
         return 0
 
@@ -70,6 +82,13 @@ def become_subreaper() -> None:
     """Like ``adopt_orphans``; PID 1 gets them anyway."""
     if os.getpid() != 1:
         adopt_orphans()
+
+
+def be_the_first_to_go() -> None:
+    """When memory runs out on the node or in the job, the kernel ends this and what it starts, before the worker."""
+    with open("/proc/self/oom_score_adj", "r+") as file:
+        if int(file.read()) < _OOM_SCORE:
+            file.write(str(_OOM_SCORE))
 
 
 def set_limits(limits: dict[str, int]) -> None:

@@ -16,7 +16,7 @@ import time
 from prorl_hpc.sandbox.tools.connection import Connection
 from prorl_hpc.sandbox.tools.framing import VERSION
 from prorl_hpc.sandbox.tools.loop import Ended, Loop
-from prorl_hpc.sandbox.tools.processes import become_subreaper, end_everything
+from prorl_hpc.sandbox.tools.processes import be_the_first_to_go, become_subreaper, end_everything
 from prorl_hpc.sandbox.tools.reaper import Reaper
 from prorl_hpc.sandbox.tools.toolset import Answer, Call, Host, Refused, Settings, ToolBox
 
@@ -34,6 +34,8 @@ class Server:
         self._connection: Connection | None = None
         self._tools: ToolBox | None = None
         self._calls: dict[int, Call] = {}
+        self._notices: list[str] = []
+        self._told = 0
 
     def serve(self, path: str) -> None:
         """Until the worker goes."""
@@ -79,32 +81,50 @@ class Server:
     def _begin(self, header: dict[str, Any]) -> None:
         if header.get("hello") != VERSION:
             raise Ended(f"the worker speaks version {header.get('hello')!r} of the protocol, the tool server {VERSION}")
-        host = Host(Settings(header["settings"]), self._loop, self._reaper, self._kit)
+        host = Host(Settings(header["settings"]), self._loop, self._reaper, self._kit, self._notices)
         self._tools = ToolBox(host)
 
         def greet(answer: Answer | None, error: BaseException | None) -> None:
             if error is not None or answer is None or answer.exit_code != 0:
                 raise Ended(f"its shell does not work: {error or (answer and answer.output)!r}")
             self._send({"hello": VERSION})
+            self._loop.later(lambda: self._start_watch(host))
 
         first = Call(0, "bash", 20.0, b"")
         self._loop.start(self._tools.get("shells").bash(first, command="true"), greet)
+
+    def _start_watch(self, host: Host) -> None:
+        from prorl_hpc.sandbox.tools.watch import Watch
+
+        def failed(_: Any, error: BaseException | None) -> None:
+            raise Ended(f"its watch over memory, processes and disk failed: {error!r}")
+
+        self._loop.start(Watch(host, lambda: bool(self._calls)).work(), failed)
+
+    def _notices_since(self, first: int) -> str:
+        """What the watch did while a call ran, or before it when no call was there to be told."""
+        self._told = len(self._notices)
+        return "".join(f"{notice}\n" for notice in self._notices[first:])
 
     def _call(self, header: dict[str, Any], body: bytes) -> None:
         assert self._tools is not None
         began = time.monotonic()
         call = Call(header["id"], header["tool"], float(header["timeout_s"]), body)
         self._calls[call.number] = call
+        first_notice = self._told
 
         def answer(result: Any, error: BaseException | None) -> None:
             del self._calls[call.number]
+            notices = self._notices_since(first_notice) if len(self._notices) > first_notice else ""
             if isinstance(error, Refused):
                 result = Answer(f"{error}\n", 2)
             elif error is not None:
                 what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-                self._send({"id": call.number, "error": f"{call.tool} failed in the sandbox: {what}"})
+                self._send({"id": call.number, "error": f"{call.tool} failed in the sandbox: {what} {notices}".strip()})
                 return
             output = result.output
+            if notices and isinstance(output, str):
+                output = f"{output}\n{notices}" if output and not output.endswith("\n") else output + notices
             encoded = output if isinstance(output, bytes) else output.encode("utf-8", "replace")
             self._send({"id": call.number, "seconds": time.monotonic() - began, **result.header()}, encoded)
 
@@ -123,6 +143,7 @@ def main(kit: str, path: str) -> None:
     os.closerange(3, 1024)  # what the container's start left open is not for the agent
     os.umask(0o022)
     become_subreaper()
+    be_the_first_to_go()
     try:
         if kit:  # in a container; else there is nothing to hold anybody in
             from prorl_hpc.sandbox.tools.confinement import confine

@@ -56,12 +56,16 @@ class Settings:
 class Host:
     """What the server gives to its tool sets."""
 
-    def __init__(self, settings: Settings, loop: Loop, reaper: Reaper, kit: str) -> None:
+    def __init__(
+        self, settings: Settings, loop: Loop, reaper: Reaper, kit: str, notices: list[str] | None = None
+    ) -> None:
         self.settings = settings
         self.loop = loop
         self.reaper = reaper
         self.kit = kit
         """The directory with our own Python, bash and git, or empty where the node's are used (``local``)."""
+        self.notices = [] if notices is None else notices
+        """What was done to the sandbox as a whole; appended to the output of the calls that run then."""
 
     def program(self, name: str) -> list[str]:
         """How ``python3``, ``bash`` or ``git`` of our own is started, whatever the image has: the head of an argv.

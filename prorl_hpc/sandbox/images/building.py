@@ -96,7 +96,7 @@ def pull(
         flags = ["--no-https"] if options.no_https and reference.kind not in _DIRECT else []
         what = "pull" if reference.kind in _DIRECT else "build"
         request = {"what": what, "binary": binary, "source": str(reference), "target": str(aside), "options": flags}
-        run_builder(request, progress, options.timeout_s, stop)
+        run_builder(request, progress, options.timeout_s, stop, subject=f"the pull of {reference}")
         labels = inspect_labels(aside, binary, progress)
         entry = cache.publish(
             aside, name, reference=str(reference), kind=reference.kind, built_by=version, labels=labels
@@ -121,7 +121,13 @@ def build(
         text.write_text(definition.text)
         flags = ["--fakeroot"] if options.fakeroot else []
         request = {"what": "build", "binary": binary, "source": str(text), "target": str(aside), "options": flags}
-        run_builder(request, progress, options.timeout_s, directory=definition.directory, subject=definition.source)
+        run_builder(
+            request,
+            progress,
+            options.timeout_s,
+            directory=definition.directory,
+            subject=f"the build of {definition.source}",
+        )
         labels = inspect_labels(aside, binary, progress)
         entry = cache.publish(
             aside,
@@ -193,7 +199,7 @@ def run_builder(
     finally:
         _end(process)
     said = "\n".join(line for line in last if line.strip()) or "(it said nothing)"
-    what = f"the {request['what']} of {subject or request['source']}"
+    what = subject or f"the {request['what']} of {request['source']}"
     if why:
         raise SandboxError(f"{what} {why}{f' of {timeout_s:.0f} s (--timeout)' if 'limit' in why else ''}:\n{said}")
     if process.returncode != 0:

@@ -20,7 +20,7 @@ from typing import Any
 
 from prorl_hpc.config.model_directory import prorl_home
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox.images.entry_lock import break_dead, entry_lock, lock_path, remove_aside
+from prorl_hpc.sandbox.images.entry_lock import break_dead, entry_lock, lock_owner, lock_path, remove_aside
 from prorl_hpc.sandbox.images.references import check_name
 from prorl_hpc.sandbox.images.sif import check_sif
 
@@ -92,22 +92,27 @@ class ImageCache:
 
     def publish(self, aside: Path, name: str, *, reference: str, kind: str, built_by: str, **more: Any) -> Entry:
         """Check what was written within ``making``, and give it its name."""
+        taken_over = SandboxError(
+            f"image {name} was taken over by another process, since this one gave no sign of life for two minutes: look at "
+            "it with `prorl-hpc image list`"
+        )
+        if lock_owner(aside.parent) != aside.stem:
+            raise taken_over
         sif = check_sif(aside)
-        digest = file_sha256(aside)
-        aside.chmod(0o644)
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
         entry = Entry(
             name=name,
             reference=reference,
             kind=kind,
-            sha256=digest,
+            sha256=file_sha256(aside),
             size=sif.size,
             created=time.time(),
             built_by=built_by,
             architecture=sif.architecture,
             **more,
         )
+        aside.chmod(0o644)
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
         # The old description goes first: at no time does one stand beside another's image.
         record = self.directory / f"{name}.json"
         described = aside.with_suffix(".json")
@@ -117,10 +122,7 @@ class ImageCache:
             aside.rename(self.path(name))
             described.rename(record)
         except FileNotFoundError:
-            raise SandboxError(
-                f"image {name} was taken over by another process, since this one gave no sign of life for two minutes: "
-                "look at it with `prorl-hpc image list`"
-            ) from None
+            raise taken_over from None
         return entry
 
     def verify(self, name: str) -> Entry:

@@ -60,6 +60,11 @@ def entry_lock(
             remove_aside(path)
 
 
+def lock_owner(path: Path) -> str:
+    """The token of who holds the lock now, which is the stem of the file it writes; empty when nobody does."""
+    return str(_owner(path).get("token", ""))
+
+
 def break_dead(path: Path) -> bool:
     """Remove a lock, and what was written within it, when its owner was a process of this node and is dead."""
     owner = _owner(path)

@@ -10,7 +10,7 @@ import time
 
 from prorl_hpc.sandbox.tools.output import READ_BYTES
 from prorl_hpc.sandbox.tools.processes import descendants, kill, set_limits, start_ticks
-from prorl_hpc.sandbox.tools.toolset import Call, Host
+from prorl_hpc.sandbox.tools.toolset import Call, Host, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,12 @@ class Child:
         self._code: int | None = None
         ends = [os.pipe() for _ in range(3)]  # close-on-exec
         self._stdin, self._open = ends[0][1], {ends[1][0], ends[2][0]}
-        self._pid = os.fork()
+        try:
+            self._pid = os.fork()
+        except OSError as error:
+            for fd in (*ends[0], *ends[1], *ends[2]):
+                os.close(fd)
+            raise Refused(f"no process can be started in the sandbox: {error.strerror}; end some that run") from None
         if self._pid == 0:
             _become(host, body, [ends[0][0], ends[1][1], ends[2][1]])
         host.reaper.expect(self._pid, self._ended)

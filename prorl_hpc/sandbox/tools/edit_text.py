@@ -82,9 +82,12 @@ class Document:
         for _ in range(line):
             position = self.text.find("\n", position) + 1 or len(self.text)
         open_end = position == len(self.text) and self.text != "" and not self.text.endswith("\n")
-        added = self.newline + added if open_end else added + self.newline
+        if open_end:  # and it stays so, unless the last line would be empty, which takes a line end to be there
+            added = self.newline + added + (self.newline if added == "" or added.endswith("\n") else "")
+        else:
+            added += self.newline
         self.text = self.text[:position] + added + self.text[position:]
-        return line + 1, line + added.count("\n")
+        return line + 1, line + max(1, added.count("\n"))
 
     def _several(self, old: str, start: int) -> str:
         places: list[str] = []

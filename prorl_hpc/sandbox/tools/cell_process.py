@@ -10,15 +10,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import selectors
 import shutil
 import signal
 import socket
 import time
 
+from prorl_hpc.sandbox.tools import shell_process
 from prorl_hpc.sandbox.tools.output import READ_BYTES, BoundedOutput
-from prorl_hpc.sandbox.tools.processes import descendants, kill, set_limits
+from prorl_hpc.sandbox.tools.processes import descendants, kill, send, set_limits
 from prorl_hpc.sandbox.tools.toolset import Host, Settings
 
 TYPE_CHECKING = False
@@ -30,7 +30,6 @@ START_S = 60.0
 RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cell_runner.py")
 CONTROL_FD = 3
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_NOT_FOR_CELLS = re.compile(r"APPTAINER|SINGULARITY|PS1$|PROMPT_COMMAND$|PRORL_")
 
 
 class Python:
@@ -41,13 +40,9 @@ class Python:
         self.site = site
 
 
-def environment(settings: Settings) -> dict[str, str]:
-    """Of the cells: what the shells have."""
-    inherited = dict(os.environ) if settings.inherit_env else {}
-    env = {name: value for name, value in inherited.items() if not _NOT_FOR_CELLS.match(name)}
-    env.update({"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "IPYTHONDIR": f"{settings.scratch}/ipython"})
-    env.update(settings.env)
-    return env
+def environment(host: Host) -> dict[str, str]:
+    """Of the cells: what the shells have, and a place for what IPython keeps for itself."""
+    return {"IPYTHONDIR": f"{host.settings.scratch}/ipython", **shell_process.environment(host)}
 
 
 def pythons(host: Host) -> list[Python]:
@@ -56,7 +51,7 @@ def pythons(host: Host) -> list[Python]:
     own = host.program("python3")
     site = f"{host.kit}/site" if host.kit else ""
     found = [Python([*own, "-I"], site)] if own else []
-    theirs = shutil.which("python3", path=environment(host.settings).get("PATH"))
+    theirs = shutil.which("python3", path=environment(host).get("PATH"))
     if theirs and [theirs] != own:
         found.insert(0, Python([theirs], ""))
     return found
@@ -88,6 +83,7 @@ class CellProcess:
         self._control = -1
         self._received = b""
         self._unsent = b""
+        self._sending = False
 
     # -- what a tool does with it
 
@@ -116,7 +112,8 @@ class CellProcess:
 
     def interrupt(self) -> None:
         """SIGINT to the interpreter and to what the cell started."""
-        self._signal_all(signal.SIGINT)
+        if self.pid:
+            send(self._started_by_cell() | {(self.pid, 0)}, signal.SIGINT)
 
     def kill_started(self) -> None:
         """End what the cell started, and leave what runs since an earlier one."""
@@ -136,7 +133,7 @@ class CellProcess:
     def _spawn(self, argv: list[str]) -> None:
         output, output_end = os.pipe()
         ours, theirs = socket.socketpair()
-        env = environment(self._host.settings)
+        env = environment(self._host)
         self.pid = os.fork()
         if self.pid == 0:
             _become(self._host.settings, argv, env, output_end, theirs.fileno())
@@ -166,6 +163,7 @@ class CellProcess:
 
     def _close(self) -> None:
         self._received = self._unsent = b""
+        self._sending = False
         for fd in (self._pipe, self._control):
             if fd >= 0:
                 self._loop.close(fd)
@@ -174,23 +172,20 @@ class CellProcess:
     def _started_by_cell(self) -> set[tuple[int, int]]:
         return {known for known in descendants(self.pid, set()) if known[1] >= self._began_ticks}
 
-    def _signal_all(self, number: int) -> None:
-        if not self.pid:
-            return
-        for pid in (self.pid, *(pid for pid, _ in self._started_by_cell())):
-            try:
-                os.kill(pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass  # gone already, or of another user and out of reach
-
     # -- bytes
+
+    def _on_output(self) -> None:
+        self._take_output()
 
     def drain(self) -> None:
         """Take all that was written up to now."""
-        while self._pipe >= 0 and self._on_output():
+        while self._take_output():
             pass
 
-    def _on_output(self) -> bool:
+    def _take_output(self) -> bool:
+        """Whether there may be more at once."""
+        if self._pipe < 0:
+            return False
         try:
             data = os.read(self._pipe, READ_BYTES)
         except BlockingIOError:
@@ -213,8 +208,10 @@ class CellProcess:
             pass
         except OSError:
             self._unsent = b""  # it is gone, or going: its end tells
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-        self._loop.watch(self._control, self._on_control, events)
+        if bool(self._unsent) != self._sending:
+            self._sending = not self._sending
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._sending else 0)
+            self._loop.watch(self._control, self._on_control, events)
 
     def _on_control(self) -> None:
         if self._unsent:
@@ -248,6 +245,7 @@ class CellProcess:
             self.exit_code = message["done"]
 
     def _on_ready(self) -> None:
+        self.take()  # what it said while it started is of no interest now
         self.ready = True
 
 

@@ -10,14 +10,16 @@ arrives in order. It may be the image's Python that runs this: 3.7 and IPython 7
 from __future__ import annotations
 
 import builtins
+import gc
 import json
 import os
+import re
 import signal
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from types import FrameType
     from typing import Any, NoReturn
 
@@ -25,6 +27,8 @@ FILES = ".ipython_files"
 """Where images are saved, in the workspace."""
 IMAGES = (("image/png", "png"), ("image/jpeg", "jpg"), ("image/svg+xml", "svg"))
 TEXTS = ("text/plain", "text/markdown")
+PLAIN = re.compile(r"(?:\d[\d.]* ?[-+*/]|[A-Za-z_][\w.]*(?:[-+*(\[]| ?=(?!=))|[\"'(\[{])[^%!?\n]*")
+"""A line that is surely Python: IPython has nothing to translate in it. Looking for that is a quarter of its time."""
 NO_INPUT = "nobody answers input() here: put the values into the code, or read them from a file"
 LEFT = "[exit ends the cell only: variables are kept; ipython_restart makes a new interpreter]"
 
@@ -87,6 +91,21 @@ class Display:
             return path
 
 
+def no_input(*_: object, **__: object) -> NoReturn:
+    raise EOFError(NO_INPUT)
+
+
+def c_flusher() -> Callable[[], object]:
+    """What writes out the buffer of C's own stdout, of which Python knows nothing."""
+    try:
+        import ctypes
+
+        flush = ctypes.CDLL(None).fflush
+    except (ImportError, OSError, AttributeError):
+        return lambda: None  # this Python was built without; C's stdout is then written when its buffer is full
+    return lambda: flush(None)
+
+
 def attach(shell: Any, display: Display) -> None:
     """Let the shell, ours or a kernel's, write all it has to say to stdout, as plain text."""
     own = os.getpid()
@@ -95,9 +114,11 @@ def attach(shell: Any, display: Display) -> None:
     def leave(_: object, code: object = None) -> NoReturn:
         raise SystemExit(code)
 
-    def end_fork(*_: object) -> None:
+    def end_cell(*_: object) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        flush_c()
         if os.getpid() != own:  # the cell forked, and this is the child, at its end
-            sys.stdout.flush()
             os._exit(0)
 
     def show_traceback(kind: object, error: object, lines: list[str]) -> None:
@@ -116,8 +137,9 @@ def attach(shell: Any, display: Display) -> None:
     def show_page(_: object, text: Any, *__: object, **___: object) -> None:
         print(text.get("text/plain", "") if isinstance(text, dict) else text)
 
+    flush_c = c_flusher()
     exit_class.__call__ = leave
-    shell.events.register("post_run_cell", end_fork)
+    shell.events.register("post_run_cell", end_cell)
     shell._showtraceback = show_traceback
     shell.showtraceback = showtraceback
     shell.set_hook("show_in_pager", show_page, 0)
@@ -125,10 +147,31 @@ def attach(shell: Any, display: Display) -> None:
     shell.display_formatter.active_types = [kind for kind, _ in IMAGES] + list(TEXTS)
     shell.display_pub.publish = display.publish
     shell.display_pub.clear_output = lambda wait=False: None
+    attach_results(shell, display)
+    transform = shell.transform_cell
+    shell.transform_cell = lambda cell: cell + "\n" if PLAIN.fullmatch(cell) else transform(cell)
+
+
+def attach_results(shell: Any, display: Display) -> None:
+    """The value of a cell is shown as all else is. What it costs to show a number counts: most cells are small."""
     hook = shell.displayhook
-    hook.start_displayhook = hook.write_output_prompt = lambda: None
+    plain_quiet, plain_format = hook.quiet, hook.compute_format_data
+
+    def quiet() -> bool:
+        history = shell.history_manager.input_hist_parsed
+        return ";" in history[-1] and plain_quiet()
+
+    def compute_format_data(result: object) -> tuple[dict[str, Any], dict[str, Any]]:
+        if type(result) in (int, float, bool):
+            return {"text/plain": repr(result)}, {}
+        formatted: tuple[dict[str, Any], dict[str, Any]] = plain_format(result)
+        return formatted
+
+    hook.quiet = quiet
+    hook.compute_format_data = compute_format_data
+    hook.start_displayhook = hook.write_output_prompt = hook.finish_displayhook = lambda: None
     hook.write_format_data = lambda data, metadata=None: display.publish(data)
-    hook.finish_displayhook = lambda: None
+    hook.log_output = lambda data: None  # it would keep every image in memory
 
 
 class Cells:
@@ -137,42 +180,27 @@ class Cells:
     def __init__(self, control: Control, shell: Any) -> None:
         self._control = control
         self._shell = shell
-        self._running = False
         self._loop: Any = None
         shell.loop_runner = self._run_async
 
     def serve(self) -> None:
+        signal.signal(signal.SIGINT, _not_now)
         while True:
+            message = self._control.receive()
+            if message is None:
+                return
             try:
-                message = self._control.receive()
-                if message is None:
-                    return
-                self._control.send(done=self._run(message["code"]))
+                code = self._run(message["code"])
             except KeyboardInterrupt:
-                self._control.send(done=1)
+                code = 1
+            signal.signal(signal.SIGINT, _not_now)
+            self._control.send(done=code)
 
     def _run(self, code: str) -> int:
-        signal.signal(signal.SIGINT, self._on_interrupt)  # the last cell may have put its own in place
-        self._running = True
-        try:
-            result = self._shell.run_cell(code, store_history=True)
-        finally:
-            self._running = False
-            self._flush()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        result = self._shell.run_cell(code, store_history=True)
         error = result.error_before_exec or result.error_in_exec
         return 1 if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)) else 0
-
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Python's own would also end us between two cells."""
-        __tracebackhide__ = True
-        if self._running:
-            raise KeyboardInterrupt
-
-    def _flush(self) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if "ctypes" in sys.modules:  # without it, C code of the cell's choosing has hardly run
-            sys.modules["ctypes"].CDLL(None).fflush(None)
 
     def _run_async(self, cell: Coroutine[Any, Any, object]) -> object:
         """As IPython's own, but an interrupted cell does not go on in the next one."""
@@ -185,11 +213,14 @@ class Cells:
             return self._loop.run_until_complete(task)
         except KeyboardInterrupt:
             task.cancel()
-            try:
-                self._loop.run_until_complete(task)
-            except asyncio.CancelledError:
-                pass  # as it was told
-            raise
+        try:
+            return self._loop.run_until_complete(task)
+        except asyncio.CancelledError as error:
+            raise KeyboardInterrupt().with_traceback(error.__traceback__) from None  # it knows the place in the cell
+
+
+def _not_now(number: int, frame: FrameType | None) -> None:
+    """An interrupt that came too late for its cell."""
 
 
 def settings() -> Any:
@@ -205,19 +236,25 @@ def settings() -> Any:
     return config
 
 
+def find_modules_of_cells() -> None:
+    """From here on as an interactive Python does it; before, no file of the workspace could hide a module of ours."""
+    given = os.environ.get("PYTHONPATH", "") if sys.flags.isolated else ""
+    sys.path[:0] = ["", *filter(None, given.split(os.pathsep))]
+
+
 def start_inprocess(display: Display, control: Control) -> None:
     from IPython.core.interactiveshell import InteractiveShell
-
-    def no_input(prompt: object = "") -> NoReturn:
-        __tracebackhide__ = True
-        raise EOFError(NO_INPUT)
 
     builtins.input = no_input
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     shell = InteractiveShell.instance(config=settings())
     attach(shell, display)
-    sys.path.insert(0, "")
+    find_modules_of_cells()
+    shell.builtin_trap.__enter__()  # for good: setting and removing it is work for every cell
+    shell.display_trap.__enter__()
     cells = Cells(control, shell)
+    gc.collect()
+    gc.freeze()  # what IPython is made of stays
     control.send(ready=sys.version.split()[0])
     cells.serve()
 
@@ -225,11 +262,22 @@ def start_inprocess(display: Display, control: Control) -> None:
 def start_kernel(display: Display, control: Control, connection_file: str) -> None:
     from ipykernel.kernelapp import IPKernelApp
 
-    app = IPKernelApp.instance(config=settings())
+    app: Any = IPKernelApp.instance(config=settings())
     app.initialize(["-f", connection_file])
     attach(app.shell, display)
+    app.kernel.raw_input = app.kernel.getpass = no_input
+    find_modules_of_cells()
     control.send(ready=sys.version.split()[0])
+    wake_at_signals()
     app.start()
+
+
+def wake_at_signals() -> None:
+    """Without it, an interrupt of ``await`` is noticed by the kernel's loop when something else happens."""
+    from tornado.ioloop import IOLoop
+
+    loop: Any = IOLoop.current()
+    loop.asyncio_loop.add_signal_handler(signal.SIGWINCH, lambda: None)  # from now on, any signal wakes it
 
 
 def main() -> None:
@@ -242,7 +290,7 @@ def main() -> None:
     import warnings
 
     warnings.filterwarnings("ignore", message="To exit: use")  # LEFT says it
-    faulthandler.enable()  # a segmentation fault says where it was
+    faulthandler.enable(all_threads=False)  # a segmentation fault says where it was
     sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     control = Control(int(fd))

@@ -63,9 +63,10 @@ class Kernel:
 
     def restart(self, call: Call) -> Generator[float, None, Answer]:
         deadline = time.monotonic() + call.timeout_s
-        self._replaced = self._busy
+        old = self._process.pid
+        self._replaced = self._busy  # then the running cell's own call starts the next one
         self._process.kill()
-        while self._process.pid or not (yield from self._wait_for_turn(call, deadline)):
+        while self._busy or self._process.pid == old != 0:
             if call.cancelled or time.monotonic() >= deadline:
                 return Answer("[the kernel did not end in time]\n", None, timed_out=True)
             yield deadline

@@ -21,7 +21,7 @@ from prorl_hpc.sandbox.tools.toolset import Host
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, ClassVar
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _numbers = itertools.count(1)
@@ -72,13 +72,13 @@ class KernelProcess(CellProcess):
     """One kernel and its shell channel."""
 
     mode = "kernel"
-    _jupyter: Jupyter | None = None
+    _shared: ClassVar[list[Jupyter]] = []
 
     def __init__(self, host: Host, candidates: list[Python]) -> None:
         super().__init__(host, candidates)
-        if KernelProcess._jupyter is None:
-            KernelProcess._jupyter = Jupyter(host.loop)
-        self._jupyter: Jupyter = KernelProcess._jupyter
+        if not self._shared:
+            self._shared.append(Jupyter(host.loop))
+        self._jupyter = self._shared[0]
         self._session: Any = None
         self._socket: Any = None
         self._connection: dict[str, Any] = {}
@@ -107,7 +107,7 @@ class KernelProcess(CellProcess):
         self._socket.identity = self._session.bsession
         self._socket.connect(f"ipc://{self._connection['ip']}-{self._connection['shell_port']}")
         self._loop.watch(self._socket.fd, self._receive)
-        self.ready = True
+        super()._on_ready()
 
     def _send_cell(self, code: str) -> None:
         content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}

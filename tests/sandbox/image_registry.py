@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import shutil
-import struct
 import tarfile
 import threading
 from collections.abc import Iterator

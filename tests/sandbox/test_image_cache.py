@@ -92,7 +92,7 @@ def test_damage_is_found_and_the_cure_named(cache: ImageCache) -> None:
     content[-10] ^= 1
     path.write_bytes(content)
     assert cache.find("one") is not None  # the size is right: only reading it tells
-    with pytest.raises(SandboxError, match="another checksum.*\n?.*prorl-hpc image pull --force docker://"):
+    with pytest.raises(SandboxError, match=r"another checksum.*\n?.*prorl-hpc image pull --force docker://"):
         cache.verify("one")
     path.write_bytes(content[:-100])
     assert cache.find("one") is None

@@ -77,18 +77,22 @@ def rebase(text: str, base: str, cache: ImageCache) -> str:
     """The definition on another base: a reference, a .sif or sandbox directory, a name of the cache, or
     ``debootstrap[:MIRROR]`` (Debian from a mirror, where no registry can be reached)."""
     header, body = _part(text)
-    lines = [
+    if re.search(r"^\s*bootstrap\s*:", body, re.I | re.M):
+        raise SandboxError("it has several stages, each with a base of its own: --from cannot say which to replace")
+    kept = [
         line for line in header.splitlines() if not re.match(r"\s*(bootstrap|from|osversion|mirrorurl)\s*:", line, re.I)
     ]
+    # First of all: Apptainer takes no other field before Bootstrap.
+    return "\n".join([*_base_fields(base, cache), *kept]).rstrip() + f"\n\n{body}"
+
+
+def _base_fields(base: str, cache: ImageCache) -> list[str]:
     if base == "debootstrap" or base.startswith("debootstrap:"):
         mirror = base.partition(":")[2] or _mirror_of_this_node()
-        lines += ["Bootstrap: debootstrap", f"OSVersion: {DEBIAN}", f"MirrorURL: {mirror}"]
-    elif reference := parse_reference(base):
-        place = reference.place.removeprefix("docker.io/library/")
-        lines += [f"Bootstrap: {reference.kind}", f"From: {place}"]
-    else:
-        lines += ["Bootstrap: localimage", f"From: {_local_base(base, cache)}"]
-    return "\n".join(lines) + f"\n\n{body}"
+        return ["Bootstrap: debootstrap", f"OSVersion: {DEBIAN}", f"MirrorURL: {mirror}"]
+    if reference := parse_reference(base):
+        return [f"Bootstrap: {reference.kind}", f"From: {reference.place.removeprefix('docker.io/library/')}"]
+    return ["Bootstrap: localimage", f"From: {_local_base(base, cache)}"]
 
 
 def needed_base(definition: Definition) -> str:

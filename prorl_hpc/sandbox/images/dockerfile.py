@@ -169,7 +169,7 @@ class _Conversion:
             option = f"--from={self._stage_name(number, flags['from'])} "
         else:
             sources, option = self._local(number, sources), ""
-        slash = "/" if destination.endswith(("/", ".")) or len(sources) > 1 else ""
+        slash = "/" if destination.endswith(("/", "/.")) or destination == "." or len(sources) > 1 else ""
         target = posixpath.normpath(posixpath.join(stage.workdir, destination)).rstrip("/") + slash
         for source in sources:
             stage.copies += 1

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from prorl_hpc.bench.sandbox_bed import PEERS
 from prorl_hpc.messages.errors import RunError
-from prorl_hpc.sandbox.apptainer import find_binary, isolation_flags, launcher_environment
+from prorl_hpc.sandbox.apptainer import isolation_flags, launcher_environment
+from prorl_hpc.sandbox.container_binary import find_binary
 from prorl_hpc.sandbox.directories import Box
 from prorl_hpc.sandbox.host_image import make_host_image
 

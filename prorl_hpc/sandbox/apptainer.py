@@ -1,8 +1,12 @@
 """The Apptainer (or Singularity) runtime: one directly attached ``apptainer exec`` child per sandbox.
 
-No instances and no exec per call: an instance costs a daemon that nobody is attached to, and an exec costs 100 ms.
-Everything of the host that the sandbox gets is named in ``_launch``: the workspace, /tmp, the socket's directory
-and the tool server, and for the ``host`` image the node's /usr, read-only.
+Neither instances nor an exec per call, by hand or through spython: an instance takes twice as long to start, runs a
+daemon that nobody is attached to and an init that shows the node's paths, and every exec into it costs 100 ms, where a
+message to the tool server costs less than one; spython adds a ``--version`` to each call, has no time limits and no
+stdin, and only logs an instance that did not start or stop. (It does build and inspect images: images/.)
+
+Everything of the node that the sandbox gets is named in ``_launch``: the workspace, /tmp, the kit, the tool server and
+its socket's directory, the sockets that its task asks for, and for the ``host`` image the node's /usr, read-only.
 """
 
 from __future__ import annotations
@@ -10,38 +14,27 @@ from __future__ import annotations
 import asyncio
 import compileall
 import os
-import re
 import shutil
 from pathlib import Path
 
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox.attached_runtime import CODE, SHELL_PATH, AttachedRuntime, Launch
-from prorl_hpc.sandbox.container_binary import find_binary as find_binary
+from prorl_hpc.sandbox.apptainer_reasons import explained
+from prorl_hpc.sandbox.attached_runtime import CODE, SHELL_PATH, AttachedRuntime, Launch, socket_environment
+from prorl_hpc.sandbox.container_binary import find_binary
 from prorl_hpc.sandbox.directories import MARKER, Box
 from prorl_hpc.sandbox.host_image import make_host_image
+from prorl_hpc.sandbox.images.node_copy import NodeImages, sweep_copies
+from prorl_hpc.sandbox.images.resolving import HOST_IMAGE
 from prorl_hpc.sandbox.protocol import SandboxSpec
 from prorl_hpc.sandbox.toolkit import ensure_kit
 
-HOST_IMAGE = "host"
 INSIDE = "/.prorl"
 """Where all of ours appears in the sandbox, read-only but for ``s``: code/ kit/ s/ sockets/."""
+_HOSTNAME = "sandbox"
+_HOSTS = f"127.0.0.1 localhost {_HOSTNAME}\n::1 localhost\n"
 _FROM_HOST = ("LD_LIBRARY_PATH", "APPTAINER_TMPDIR", "APPTAINER_CACHEDIR", "SINGULARITY_TMPDIR", "SINGULARITY_CACHEDIR")
 """All that the launcher's environment keeps of ours; nothing of it reaches the sandbox's shell."""
-_HINTS = (
-    (
-        r"user namespace|userns|CLONE_NEWUSER|clone: operation not permitted|max_user_namespaces",
-        "this node does not let users make user namespaces: ask its administrator for `sysctl -w "
-        "user.max_user_namespaces=15000` (on Debian also kernel.unprivileged_userns_clone=1, on Ubuntu 24.04 also "
-        "kernel.apparmor_restrict_unprivileged_userns=0), or for a setuid installation of apptainer",
-    ),
-    (
-        r"/dev/fuse|squashfuse|fusermount",
-        "a .sif image needs FUSE: ask for /dev/fuse to be open to users and squashfuse to be installed, or unpack the "
-        "image with `apptainer build --sandbox DIR IMAGE.sif` and name the directory",
-    ),
-    (r"network|CNI", "the node refuses `--net --network none`: ask its administrator to allow it to users"),
-)
 
 
 class ApptainerRuntime(AttachedRuntime):
@@ -51,6 +44,7 @@ class ApptainerRuntime(AttachedRuntime):
         super().__init__(config, runtime_dir)
         self._binary = ""
         self._version = ""
+        self._images = NodeImages(config, runtime_dir)
         self._host_image = Path()
         self._host_binds: list[str] = []
         self._base = Path()
@@ -68,34 +62,40 @@ class ApptainerRuntime(AttachedRuntime):
         await asyncio.to_thread(make_base, self._base)
         self._host_image = holding / "image"
         self._host_binds = await asyncio.to_thread(make_host_image, self._host_image)
-        if self._config.image != HOST_IMAGE:
-            check_image(self._config.image)
+        await asyncio.to_thread(sweep_copies, self._runtime_dir)
+        await self._image(self._config.image)
 
-    def _launch(self, spec: SandboxSpec, box: Box) -> Launch:
-        image = spec.image or self._config.image
-        binds = [f"{box.workspace}:/workspace", f"{box.tmp}:/tmp", f"{self._base}:{INSIDE}:ro"]
-        binds += [f"{self._kit}:{INSIDE}/kit:ro", f"{box.socket_dir}:{INSIDE}/s"]
-        if image == HOST_IMAGE:
-            image = str(self._host_image)
+    async def _let_go(self) -> None:
+        await asyncio.to_thread(self._images.close)
+
+    async def _launch(self, spec: SandboxSpec, box: Box) -> Launch:
+        image = await self._image(spec.image or self._config.image)
+        binds = [f"{box.workspace}:/workspace", f"{box.tmp}:/tmp", f"{box.tmp}:/var/tmp", f"{self._base}:{INSIDE}:ro"]
+        binds += [f"{self._base}/hosts:/etc/hosts:ro", f"{self._kit}:{INSIDE}/kit:ro", f"{box.socket_dir}:{INSIDE}/s"]
+        if image == self._host_image:
             binds += [f"{path}:{path}:ro" for path in self._host_binds]
-        else:
-            check_image(image)
-        argv = [self._binary, "-q", "-s", "exec", *isolation_flags(self._network(spec))]
+        if spec.sockets:
+            binds += _socket_binds(spec.sockets, box)
+        argv = [self._binary, "-q", "-s", "exec", *isolation_flags(spec.network or self._config.network)]
+        if (spec.writable or self._config.writable) == "image":
+            argv += overlay_flags(image, box, self._binary)
         for bind in binds:
             argv += ["--bind", bind]
-        argv += [image, *server_argv(f"{INSIDE}/s/{box.socket.name}")]
-        env = {"HOME": "/tmp", "LANG": "C.UTF-8", **spec.env}
+        argv += [str(image), *server_argv(f"{INSIDE}/s/{box.socket.name}")]
+        sockets = socket_environment({name: f"{INSIDE}/sockets/{name}" for name in spec.sockets})
+        env = {"HOME": "/tmp", "LANG": "C.UTF-8", **sockets, **spec.env}
         settings = self._settings("/workspace", f"{INSIDE}/s", env, inherit_env=True)
         return Launch(argv, launcher_environment(self._binary, box), settings)
 
-    def _network(self, spec: SandboxSpec) -> str:
-        return spec.network or self._config.network
+    async def _image(self, image: str) -> Path:
+        """The file or directory to start; the first time that one is asked for, it is looked up, checked and perhaps
+        copied to this node."""
+        if image == HOST_IMAGE:
+            return self._host_image
+        return await asyncio.to_thread(self._images.get, image)
 
     def _explain(self, reason: str) -> str:
-        for pattern, hint in _HINTS:
-            if re.search(pattern, reason, re.IGNORECASE):
-                return f"{reason}\n{hint}"
-        return reason
+        return explained(reason)
 
 
 def make_base(base: Path) -> None:
@@ -103,6 +103,7 @@ def make_base(base: Path) -> None:
     readable whatever the package's own directory is like."""
     for name in ("kit", "s", "sockets"):
         (base / name).mkdir(parents=True)
+    (base / "hosts").write_text(_HOSTS)
     code = base / "code" / CODE.relative_to(CODE.parents[2])
     shutil.copytree(CODE, code, ignore=shutil.ignore_patterns("__pycache__"))
     compileall.compile_dir(code, quiet=2, stripdir=str(base), prependdir=INSIDE)
@@ -116,8 +117,10 @@ def server_argv(socket: str) -> list[str]:
 
 
 def isolation_flags(network: str) -> list[str]:
-    """What every sandbox is started with. ``--pwd`` is known to old and new versions."""
-    flags = ["--containall", "--cleanenv", "--no-home", "--no-init", "--no-mount", "hostfs,sys", "--pwd", "/workspace"]
+    """What every sandbox is started with, in words that Apptainer and SingularityCE share."""
+    flags = ["--containall", "--cleanenv", "--no-home", "--no-init", "--hostname", _HOSTNAME, "--pwd", "/workspace"]
+    # Nothing of the node's that the site's configuration would add (bind-paths), and no /tmp in memory.
+    flags += ["--no-mount", "hostfs,sys,tmp,bind-paths"]
     if network == "none":
         flags += ["--net", "--network", "none"]
     if os.getuid() == 0:
@@ -125,26 +128,40 @@ def isolation_flags(network: str) -> list[str]:
     return flags
 
 
+def overlay_flags(image: Path, box: Box, binary: str) -> list[str]:
+    """All of the image can be written, into a directory of the box. SandboxError where that cannot work."""
+    box.overlay.mkdir(mode=0o700)
+    flags = ["--overlay", str(box.overlay)]
+    if image.is_dir():
+        # The kernel refuses to copy up what belongs to somebody who is not in the user namespace.
+        if image.stat().st_uid != os.getuid():
+            raise SandboxError(
+                f"image {image} belongs to another user: sandbox.writable=image needs a directory of your own, or a .sif file"
+            )
+    elif os.getuid() != 0:
+        # The files of a .sif are root's. Who is root inside can write over them, and is still only this user outside.
+        if Path(binary).name != "apptainer":
+            raise SandboxError(
+                f"sandbox.writable=image needs apptainer for the file {image}; with singularity set sandbox.unpack_images=true"
+            )
+        flags += ["--fakeroot", "--ignore-fakeroot-command"]
+    return flags
+
+
+def _socket_binds(sockets: dict[str, str], box: Box) -> list[str]:
+    box.sockets.mkdir(mode=0o700)
+    binds = [f"{box.sockets}:{INSIDE}/sockets:ro"]
+    for name, path in sockets.items():
+        (box.sockets / name).touch()
+        binds.append(f"{path}:{INSIDE}/sockets/{name}")
+    return binds
+
+
 def launcher_environment(binary: str, box: Box) -> dict[str, str]:
     """For the apptainer process itself. An allow list: the launcher's environment can be read in the sandbox."""
     env = {name: os.environ[name] for name in _FROM_HOST if name in os.environ}
     path = f"{Path(binary).parent}:{SHELL_PATH}"
     return {**env, "PATH": path, "HOME": str(box.path), "LANG": "C.UTF-8", MARKER: str(box.path)}
-
-
-def check_image(image: str) -> None:
-    """Raises SandboxError for an image that is not there."""
-    path = Path(image)
-    if "://" in image:
-        raise SandboxError(
-            f"image {image!r} is not on this node: build it first (`apptainer build NAME.sif {image}`) and name the file"
-        )
-    if path.is_dir() and not (path / ".singularity.d").exists():
-        raise SandboxError(f"image {path} is a directory but not an apptainer sandbox: it has no .singularity.d")
-    if not path.exists():
-        raise SandboxError(
-            f"image {path} does not exist on this node: sandbox.image takes a .sif file, a sandbox directory or {HOST_IMAGE!r}"
-        )
 
 
 async def _version(binary: str) -> str:

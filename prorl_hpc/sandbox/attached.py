@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,7 +20,8 @@ import msgspec
 import psutil
 
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox.directories import Box, kill_marked, remove_tree
+from prorl_hpc.sandbox.directories import Box, remove_tree
+from prorl_hpc.sandbox.leftovers import in_session, kill_marked, mounts_below
 from prorl_hpc.sandbox.protocol import SandboxStats, ToolResult
 from prorl_hpc.sandbox.tool_client import Response, ToolClient
 
@@ -69,6 +72,19 @@ class AttachedSandbox:
     def stopped(self) -> bool:
         return self._stopped
 
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs, as far as is known here."""
+        return self._process.returncode is None and self._client is not None and not self._stopped
+
+    async def ended(self) -> None:
+        """Returns when its process has ended, by ``stop`` or by itself."""
+        await self._process.wait()
+
+    def name(self, sandbox_id: str) -> None:
+        """Give one that was started before it was asked for its id."""
+        self._id = sandbox_id
+
     async def attach(self, settings: ServerSettings, timeout_s: float) -> None:
         """Hand over the settings, connect, and see that the shell answers. SandboxError with the reason if not."""
         try:
@@ -76,14 +92,15 @@ class AttachedSandbox:
                 await self._connect(settings)
         except TimeoutError:
             raise SandboxError(f"it was not ready within {timeout_s:g} s: {self._last_words()}") from None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a line without end
             raise SandboxError(f"it ended while starting ({error}): {self._last_words()}") from error
 
     async def _connect(self, settings: ServerSettings) -> None:
         assert self._process.stdout is not None
-        if await self._process.stdout.readline() != b"ready\n":
-            code = await self._process.wait()
-            raise SandboxError(f"its process ended with exit code {code}: {self._last_words()}")
+        while (line := await self._process.stdout.readline()) != b"ready\n":  # an image may print something first
+            if not line:
+                code = await self._process.wait()
+                raise SandboxError(f"its process ended with exit code {code}: {self._last_words()}")
         self._client = await ToolClient.connect(self._box.socket)
         with contextlib.suppress(psutil.NoSuchProcess):  # then the greeting says so
             self._server = psutil.Process(self._client.server_pid)
@@ -134,13 +151,20 @@ class AttachedSandbox:
                 return
             if self._client is not None:
                 await self._client.close()
+            began = time.time()
             clean = await self._end_process()
-            if not clean:
-                # The server did not see to its own descendants.
-                killed = await asyncio.to_thread(kill_marked, self._box.path)
-                log.warning("sandbox %s did not end by itself; processes killed: %s", self._id, killed or "none")
-            await asyncio.to_thread(remove_tree, self._box.path)
+            await asyncio.to_thread(self._remove, clean, began)
             self._stopped = True
+
+    def _remove(self, clean: bool, began: float) -> None:
+        """What is left of it, and the proof that nothing is. SandboxError when something stays."""
+        if not clean:  # the server did not see to its own descendants
+            killed = kill_marked(self._box.path)
+            log.warning("sandbox %s did not end by itself; processes killed: %s", self._id, killed or "none")
+        _end_helpers(self._process.pid, began)
+        if mounts := mounts_below(self._box.path):
+            raise SandboxError(f"sandbox {self._id} has left mounts: {mounts}: unmount them by hand")
+        remove_tree(self._box.path)
 
     async def _end_process(self) -> bool:
         """EOF, SIGTERM, SIGKILL, each with its time; True when EOF was enough. SandboxError when nothing was."""
@@ -173,6 +197,23 @@ class AttachedSandbox:
         if number is signal.SIGKILL and self._server is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._server.kill()
+
+
+def _end_helpers(session: int, before: float) -> None:
+    """FUSE servers of a launcher that was killed. They end by themselves otherwise, at most a moment after it.
+    ``before``: what began later is in a session that got the number anew."""
+    for signals in ((), (signal.SIGTERM,), (signal.SIGKILL,)):
+        give_up = time.monotonic() + 1.0
+        while left := in_session(session, before):
+            for pid, number in itertools.product(left, signals):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            if time.monotonic() > give_up:
+                break
+            time.sleep(0.005)
+        else:
+            return
+    raise SandboxError(f"processes of a sandbox do not end, not even by SIGKILL: {left}")
 
 
 def _result(response: Response) -> ToolResult:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import itertools
 import logging
 import re
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox import tools
 from prorl_hpc.sandbox.attached import AttachedSandbox, ServerSettings
-from prorl_hpc.sandbox.directories import Box, Holding, remove_tree, sweep
+from prorl_hpc.sandbox.directories import Box, Holding, remove_tree, space_left
+from prorl_hpc.sandbox.leftovers import record_session, sweep
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec
+from prorl_hpc.sandbox.start_slots import StartSlots
+from prorl_hpc.sandbox.warm_pool import WarmPool
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +50,11 @@ class AttachedRuntime(abc.ABC):
         self._config = config
         self._runtime_dir = runtime_dir
         self._holding: Holding | None = None
-        self._starting = asyncio.Semaphore(config.start_limit)
+        self._slots = StartSlots(config.start_limit, config.start_timeout_s)
         self._sandboxes: dict[str, AttachedSandbox] = {}
+        self._warm: WarmPool | None = None
+        self._warm_numbers = itertools.count(1)
+        self._begun: set[str] = set()
         self._closed = False
 
     @property
@@ -59,7 +66,13 @@ class AttachedRuntime(abc.ABC):
         """Find what is needed, make the default image below ``holding``. SandboxError says what is missing."""
 
     @abc.abstractmethod
-    def _launch(self, spec: SandboxSpec, box: Box) -> Launch: ...
+    async def _launch(self, spec: SandboxSpec, box: Box) -> Launch:
+        """SandboxError for what would fail again."""
+        ...
+
+    @abc.abstractmethod
+    async def _let_go(self) -> None:
+        """Of what ``_prepare`` took outside its holding."""
 
     def _explain(self, reason: str) -> str:
         """A failed start's reason, with what to do about it where that is known."""
@@ -73,22 +86,39 @@ class AttachedRuntime(abc.ABC):
         self._holding = Holding(self._runtime_dir)
         try:
             await self._prepare(self._holding.path)
-            trial = await self._start_once(SandboxSpec("trial"))
-            await trial.stop()
+            trial = await self._start_warm()
         except BaseException:
+            await self._let_go()
             self._holding.release()
             self._holding = None
             raise
+        self._warm = WarmPool(self._config.warm, self._start_warm)
+        if self._config.warm:
+            self._warm.add(trial)
+        else:
+            await trial.stop()
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         check_spec(spec)
         if self._holding is None:
             raise SandboxError("the sandbox runtime was not prepared" if not self._closed else "the runtime is closed")
+        there = self._sandboxes.get(spec.sandbox_id)
+        if (there is not None and not there.stopped) or spec.sandbox_id in self._begun:
+            raise SandboxError(f"there is a sandbox {spec.sandbox_id!r} already, or it was not stopped")
+        if warm := self._take_warm(spec):
+            return warm
+        self._begun.add(spec.sandbox_id)
+        try:
+            return await self._start_cold(spec)
+        finally:
+            self._begun.discard(spec.sandbox_id)
+
+    async def _start_cold(self, spec: SandboxSpec) -> AttachedSandbox:
         attempts = self._config.start_retries + 1
         for attempt in range(1, attempts + 1):
             try:
-                async with self._starting:
-                    return await self._start_once(spec)
+                async with self._slots.slot():
+                    return await self._start_once(spec.sandbox_id, spec)
             except StartFailed as error:
                 log.warning("sandbox %s, start %d of %d: %s", spec.sandbox_id, attempt, attempts, error)
                 if attempt == attempts:
@@ -98,27 +128,48 @@ class AttachedRuntime(abc.ABC):
                 await asyncio.sleep(0.1 * 2**attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _start_once(self, spec: SandboxSpec) -> AttachedSandbox:
+    def _take_warm(self, spec: SandboxSpec) -> AttachedSandbox | None:
+        """A sandbox that is ready, where the spec asks for nothing but the defaults."""
+        config = self._config
+        asked = (spec.image or config.image, spec.network or config.network, spec.writable or config.writable)
+        special = asked != (config.image, config.network, config.writable) or spec.env or spec.sockets
+        if self._warm is None or special:
+            return None
+        sandbox = self._warm.take()
+        if sandbox is not None:
+            del self._sandboxes[sandbox.sandbox_id]
+            sandbox.name(spec.sandbox_id)
+            self._sandboxes[spec.sandbox_id] = sandbox
+        return sandbox
+
+    async def _start_warm(self) -> AttachedSandbox:
+        """With a name that no worker can give."""
+        async with self._slots.slot():
+            return await self._start_once(f"ready {next(self._warm_numbers)}", SandboxSpec("ready"))
+
+    async def _start_once(self, name: str, spec: SandboxSpec) -> AttachedSandbox:
         if self._holding is None:
             raise SandboxError("the runtime is closed")
-        box = self._holding.make_box(spec.sandbox_id)
+        box = self._holding.make_box()
         try:
-            launch = self._launch(spec, box)
+            launch = await self._launch(spec, box)
             process = await _spawn(launch, box)
         except BaseException:
             remove_tree(box.path)
             raise
-        sandbox = AttachedSandbox(spec.sandbox_id, box, process)
+        sandbox = AttachedSandbox(name, box, process)
         # Known to ``close`` from here on, ready or not.
         self._sandboxes = {name: kept for name, kept in self._sandboxes.items() if not kept.stopped}
-        self._sandboxes[spec.sandbox_id] = sandbox
+        self._sandboxes[name] = sandbox
         try:
             if self._closed:
                 raise SandboxError("the runtime is closed")
+            record_session(box, process.pid)
             await sandbox.attach(launch.settings, self._config.start_timeout_s)
-        except SandboxError as error:
+        except (SandboxError, OSError) as error:
+            reason = self._explain(f"{error}{space_left(box.path)}")
             await sandbox.stop()
-            raise StartFailed(self._explain(str(error))) from error
+            raise StartFailed(reason) from error
         except BaseException:
             await asyncio.shield(sandbox.stop())
             raise
@@ -129,11 +180,14 @@ class AttachedRuntime(abc.ABC):
         holding, self._holding = self._holding, None
         if holding is None:
             return
+        if self._warm is not None:
+            await self._warm.close()
         results = await asyncio.gather(*(s.stop() for s in self._sandboxes.values()), return_exceptions=True)
         failures = [str(result) for result in results if isinstance(result, BaseException)]
         if failures:
             raise SandboxError(f"{len(failures)} sandboxes did not stop: {'; '.join(failures[:3])}")
         self._sandboxes.clear()
+        await self._let_go()
         holding.release()
 
     def _settings(self, root: str, scratch: str, env: dict[str, str], *, inherit_env: bool) -> ServerSettings:
@@ -150,6 +204,11 @@ class AttachedRuntime(abc.ABC):
             open_paths=config.open_paths,
             limits=limits,
         )
+
+
+def socket_environment(sockets: dict[str, str]) -> dict[str, str]:
+    """``sockets``: name → path inside."""
+    return {f"PRORL_SOCKET_{name.upper()}": path for name, path in sockets.items()}
 
 
 async def _spawn(launch: Launch, box: Box) -> asyncio.subprocess.Process:
@@ -180,6 +239,13 @@ def check_spec(spec: SandboxSpec) -> None:
     ):
         if value and value not in allowed:
             raise SandboxError(f"sandbox {what} {value!r} is unknown; allowed: {', '.join(allowed)}")
+    for name, path in spec.sockets.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", name):
+            raise SandboxError(
+                f"sandbox socket name {name!r}: a lower-case letter, then letters, digits or '_', at most 31"
+            )
+        if not Path(path).is_socket():
+            raise SandboxError(f"sandbox socket {name}: there is no Unix socket at {path}")
     for name, value in spec.env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
             raise SandboxError(f"sandbox environment variable {name!r} has a name or value that no process can take")

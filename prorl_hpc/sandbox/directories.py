@@ -1,41 +1,35 @@
-"""The directories of sandboxes on a node, who holds them, and how those of dead workers are found.
+"""The directories of sandboxes on a node, and who holds them (leftovers.py: how those of dead workers are found).
 
     <runtime_root>/prorl-<uid>-<run and node>/     the node's runtime directory
         sb-<pid>-<n>/                              a Holding: all sandboxes of one runtime
             holder.lock                            locked as long as the process lives
             image/                                 the ``host`` image, where it is used
-            <hash of the sandbox id>/              a Box
-                work/ tmp/ s/ log
+            base/                                  what becomes /.prorl in containers
+            <n>/                                   a Box
+                work/ tmp/ s/ log session sockets/ over/
 
-The kernel frees the lock when the holder dies, however it dies and whatever PID namespace it was in; only what
-bears these names, belongs to this user and is not locked is ever swept.
+The kernel frees the lock when the holder dies, however it dies and whatever PID namespace it was in.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import itertools
-import logging
 import os
 import shutil
-import signal
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from prorl_hpc.messages.errors import SandboxError
-
-log = logging.getLogger(__name__)
 
 MARKER = "PRORL_SANDBOX"
 """Environment variable that names a process's Box; how processes of a lost sandbox are recognized."""
-_LOCK = "holder.lock"
+LOCK = "holder.lock"
+MAX_SOCKET_PATH = 107
+"""Bytes that the kernel takes for the path of a Unix socket."""
 _numbers = itertools.count()
 
 
@@ -66,6 +60,21 @@ class Box:
         """Stderr of the sandbox's process: why it did not start."""
         return self.path / "log"
 
+    @property
+    def session(self) -> Path:
+        """Id and start of the sandbox's process, whose session all of its helpers stay in (see leftovers.py)."""
+        return self.path / "session"
+
+    @property
+    def sockets(self) -> Path:
+        """Mount points of the node's sockets that the sandbox may connect to."""
+        return self.path / "sockets"
+
+    @property
+    def overlay(self) -> Path:
+        """What is written over the image, where all of it may be written."""
+        return self.path / "over"
+
     def last_words(self) -> str:
         """The end of the log; nothing when the Box was removed already."""
         if not self.log.exists():
@@ -79,24 +88,34 @@ class Holding:
     """The directory of one runtime's sandboxes, held as long as this process lives."""
 
     def __init__(self, runtime_dir: Path) -> None:
-        self.path = _make_free_directory(runtime_dir)
+        try:
+            self.path = _make_free_directory(runtime_dir)
+        except OSError as error:
+            raise SandboxError(
+                f"the runtime directory of sandboxes cannot be made: {error}{space_left(runtime_dir)}; "
+                "run.runtime_root chooses another place"
+            ) from error
+        self._boxes = itertools.count(1)
         # Locked before it has its name: a sweeper must not find it in between.
         fresh = self.path / "lock.new"
         self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fresh.rename(self.path / _LOCK)
+        fresh.rename(self.path / LOCK)
 
-    def make_box(self, sandbox_id: str) -> Box:
-        """Its name is short whatever the id: socket paths are limited."""
-        box = Box(self.path / hashlib.sha256(sandbox_id.encode()).hexdigest()[:8])
-        try:
-            box.path.mkdir(mode=0o700)
-        except FileExistsError:
+    def make_box(self) -> Box:
+        """A new one, with a name that is short: socket paths are limited. SandboxError when it cannot be made."""
+        box = Box(self.path / str(next(self._boxes)))
+        if (length := len(os.fsencode(box.socket))) > MAX_SOCKET_PATH:
             raise SandboxError(
-                f"there is a sandbox {sandbox_id!r} already, or it was not stopped: {box.path}"
-            ) from None
-        for directory in (box.workspace, box.tmp, box.socket_dir):
-            directory.mkdir(mode=0o700)
+                f"the path of a sandbox's socket is too long: {length} bytes ({box.socket}), the kernel takes "
+                f"{MAX_SOCKET_PATH}: choose a shorter run.runtime_root, such as /tmp"
+            )
+        try:
+            for directory in (box.path, box.workspace, box.tmp, box.socket_dir):
+                directory.mkdir(mode=0o700)
+        except OSError as error:
+            shutil.rmtree(box.path, ignore_errors=True)
+            raise SandboxError(f"no directory for a sandbox can be made: {error}{space_left(self.path)}") from error
         return box
 
     def release(self) -> None:
@@ -113,6 +132,18 @@ def _make_free_directory(runtime_dir: Path) -> Path:
         except FileExistsError:
             continue  # of a process in another PID namespace, or in an earlier one, with the same id
         return path
+
+
+def space_left(path: Path) -> str:
+    """For the reasons of failures: ``; the file system of PATH is full: …``, or nothing where it is not."""
+    place = next(parent for parent in (path, *path.parents) if parent.exists())
+    info = os.statvfs(place)
+    free_mib = info.f_bavail * info.f_frsize >> 20
+    if free_mib < 32:
+        return f"; the file system of {place} is full ({free_mib} MiB free): make room there"
+    if info.f_files and not info.f_favail:
+        return f"; the file system of {place} has no inodes left: remove files there"
+    return ""
 
 
 def remove_tree(path: Path) -> None:
@@ -135,72 +166,3 @@ def remove_tree(path: Path) -> None:
     if os.path.lexists(path):
         left = next((str(p) for p in path.rglob("*") if not p.is_dir()), str(path))
         raise SandboxError(f"{path} cannot be removed (for example {left}): remove it by hand")
-
-
-def marked_processes(path: Path) -> Iterator[psutil.Process]:
-    """Processes of this user whose environment names ``path`` or a Box below it."""
-    needle = f"\0{MARKER}={path}".encode()
-    for process in psutil.process_iter():
-        try:
-            environment = Path(f"/proc/{process.pid}/environ")
-            if environment.stat().st_uid == os.getuid():
-                content = b"\0" + environment.read_bytes() + b"\0"
-                if needle + b"/" in content or needle + b"\0" in content:
-                    yield process
-        except OSError:
-            continue  # it ended, or is not ours to look at
-
-
-def kill_marked(path: Path) -> list[int]:
-    """SIGTERM, then SIGKILL to the marked processes; returns their ids. SandboxError when one stays."""
-    killed: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        processes = list(marked_processes(path))
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
-        killed += [process.pid for process in processes]
-        psutil.wait_procs(processes, timeout=2.0)
-    left = [p.pid for p in marked_processes(path) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    if left:
-        raise SandboxError(f"the processes {left} of {path} do not end, not even by SIGKILL")
-    return sorted(set(killed))
-
-
-def sweep(runtime_dir: Path) -> list[Path]:
-    """Remove the holdings of dead processes: those in this runtime directory and in those of this user's other runs
-    beside it. Returns what was removed; what cannot be removed is told to the log, and in nobody's way."""
-    removed = []
-    candidates = [*runtime_dir.glob("sb-*"), *runtime_dir.parent.glob(f"prorl-{os.getuid()}-*/sb-*")]
-    for path in dict.fromkeys(candidates):
-        try:
-            if _is_ours(path.parent) and _is_ours(path) and _sweep_one(path):
-                removed.append(path)
-        except SandboxError as error:
-            log.error("what a dead process left in %s is not swept: %s", path, error)
-    return removed
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        info = path.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
-
-
-def _sweep_one(path: Path) -> bool:
-    try:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False  # being made, or being removed
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False  # its holder lives
-    else:
-        kill_marked(path)
-        remove_tree(path)
-        return True
-    finally:
-        os.close(lock)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox.apptainer import HOST_IMAGE, ApptainerRuntime
+from prorl_hpc.sandbox.apptainer import ApptainerRuntime
+from prorl_hpc.sandbox.images.resolving import HOST_IMAGE
 from prorl_hpc.sandbox.local import LocalRuntime
 from prorl_hpc.sandbox.protocol import Runtime
 

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import psutil
 
-NETWORK_TYPES = frozenset(
-    "9p afs autofs beegfs ceph cifs fuse.ceph fuse.ceph-fuse fuse.cvmfs fuse.glusterfs fuse.juicefs fuse.sshfs glusterfs "
-    "gpfs lustre ncpfs nfs nfs3 nfs4 orangefs panfs pvfs2 smb3 smbfs wekafs".split()
-)
+# fmt: off
+NETWORK_TYPES = frozenset((
+    "9p", "afs", "autofs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.ceph-fuse", "fuse.cvmfs",
+    "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs3",
+    "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs",
+))
+# fmt: on
 
 
 def type_of(path: Path) -> str:

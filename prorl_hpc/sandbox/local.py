@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ptyprocess
 
-from prorl_hpc.sandbox.attached_runtime import CODE, SHELL_PATH, AttachedRuntime, Launch
+from prorl_hpc.sandbox.attached_runtime import CODE, SHELL_PATH, AttachedRuntime, Launch, socket_environment
 from prorl_hpc.sandbox.directories import MARKER, Box
 from prorl_hpc.sandbox.protocol import SandboxSpec
 
@@ -38,9 +38,12 @@ class LocalRuntime(AttachedRuntime):
     async def _prepare(self, holding: Path) -> None:
         log.warning(WARNING)
 
-    def _launch(self, spec: SandboxSpec, box: Box) -> Launch:
+    async def _let_go(self) -> None:
+        """It takes nothing."""
+
+    async def _launch(self, spec: SandboxSpec, box: Box) -> Launch:
         private = {MARKER: str(box.path), "HOME": str(box.tmp), "TMPDIR": str(box.tmp), "LANG": "C.UTF-8"}
-        inside = {"PATH": SHELL_PATH, **private, **spec.env}
+        inside = {"PATH": SHELL_PATH, **private, **socket_environment(spec.sockets), **spec.env}
         settings = self._settings(str(box.workspace), str(box.socket_dir), inside, inherit_env=False)
         env = {"PATH": SHELL_PATH, **private}
         if "LD_LIBRARY_PATH" in os.environ:  # a Python from a module system may need it to start

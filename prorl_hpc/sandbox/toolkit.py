@@ -98,11 +98,7 @@ def is_whole(kit: Path) -> bool:
 
 
 def _sizes(kit: Path) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for directory, _, names in os.walk(kit):
-        for name in names:
-            path = os.path.join(directory, name)
-            found[os.path.relpath(path, kit)] = os.stat(path).st_size
+    found = {str(path.relative_to(kit)): path.stat().st_size for path in kit.rglob("*") if path.is_file()}
     found.pop(_COMPLETE, None)
     return found
 

@@ -35,10 +35,12 @@ LEFT_OUT = frozenset({"debugpy"})
 PROGRAMS = ("bash", "git")
 INSIDE = "/.prorl/kit"
 """Where the kit appears in a sandbox."""
+# fmt: off
 _NOT_OF_THE_LIBRARY = (
-    "__pycache__ test tests idlelib tkinter _tkinter* turtle* ensurepip lib2to3 config-* site-packages dist-packages "
-    "_test* _ctypes_test* *.a *.exe pydoc_data"
-).split()
+    "__pycache__", "test", "tests", "idlelib", "tkinter", "_tkinter*", "turtle*", "ensurepip", "lib2to3",
+    "config-*", "site-packages", "dist-packages", "_test*", "_ctypes_test*", "*.a", "*.exe", "pydoc_data",
+)
+# fmt: on
 _NOT_OF_PACKAGES = {"..", "tests", "test", "__pycache__", "third_party"}
 """``..``: scripts; ``third_party``: jedi's 2,000 stubs for completing code as one types."""
 _BESIDE_LIBC = ("libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2", "libgcc_s.so.1", "libpthread.so.0")

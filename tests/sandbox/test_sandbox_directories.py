@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from prorl_hpc.messages.errors import SandboxError
-from prorl_hpc.sandbox.directories import MARKER, Holding, kill_marked, marked_processes, remove_tree, sweep
+from prorl_hpc.sandbox.directories import MARKER, Holding, remove_tree
 from prorl_hpc.sandbox.host_image import make_host_image
+from prorl_hpc.sandbox.leftovers import kill_marked, marked_processes, sweep
 
 
 def die(holding: Holding) -> None:
@@ -22,7 +23,7 @@ def die(holding: Holding) -> None:
 def test_only_holdings_of_the_dead_are_swept(tmp_path: Path) -> None:
     mine, other = tmp_path / "prorl-mine", tmp_path / f"prorl-{os.getuid()}-other"
     dead, beside, alive = Holding(mine), Holding(other), Holding(mine)
-    dead.make_box("a")
+    dead.make_box()
     (tmp_path / f"prorl-{os.getuid()}-other" / "vllm.sock").touch()
     for stranger in (mine / "not-ours", tmp_path / "unrelated" / "sb-1-0", mine / "sb-no-lock"):
         stranger.mkdir(parents=True)
@@ -74,15 +75,21 @@ def test_any_modes_are_removed(tmp_path: Path) -> None:
     remove_tree(tree)
 
 
-def test_box_names_are_short_and_unique(tmp_path: Path) -> None:
+def test_boxes_have_short_names_of_their_own(tmp_path: Path) -> None:
     holding = Holding(tmp_path)
-    box = holding.make_box("w" * 128)
+    box, other = holding.make_box(), holding.make_box()
+    assert box.path != other.path
     assert len(str(box.socket)) - len(str(tmp_path)) <= 32
-    with pytest.raises(SandboxError, match="already"):
-        holding.make_box("w" * 128)
     assert (box.path.stat().st_mode & 0o777, holding.path.stat().st_mode & 0o777) == (0o700, 0o700)
     holding.release()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_socket_path_that_is_too_long_is_told_of(tmp_path: Path) -> None:
+    holding = Holding(tmp_path / ("long" * 25))
+    with pytest.raises(SandboxError, match=r"the kernel takes 107: choose a shorter run\.runtime_root"):
+        holding.make_box()
+    holding.release()
 
 
 def test_the_host_image_borrows_and_tells_nothing(tmp_path: Path) -> None:
@@ -109,6 +116,6 @@ def test_what_cannot_be_swept_is_told_and_in_nobodys_way(
     def refuse(path: Path) -> list[int]:
         raise SandboxError("the processes [1] do not end")
 
-    monkeypatch.setattr("prorl_hpc.sandbox.directories.kill_marked", refuse)
+    monkeypatch.setattr("prorl_hpc.sandbox.leftovers.kill_marked", refuse)
     assert sweep(tmp_path / "run") == []
     assert f"what a dead process left in {left.path} is not swept: the processes [1] do not end" in caplog.text

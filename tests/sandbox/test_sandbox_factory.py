@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox import container_binary
-from prorl_hpc.sandbox.apptainer import launcher_environment
+from prorl_hpc.sandbox.apptainer import _FROM_HOST, launcher_environment
 from prorl_hpc.sandbox.directories import Box
 from prorl_hpc.sandbox.factory import make_runtime
 from prorl_hpc.sandbox.fake import FakeRuntime
@@ -59,14 +60,18 @@ async def test_an_unknown_kind_is_told(runtime_dir: Path) -> None:
     ("says", "advice"),
     [
         ("ERROR: Failed to create user namespace: maximum exceeded", r"user\.max_user_namespaces=15000"),
-        ('FATAL: "python3": executable file not found in $PATH', "Python 3.6 or newer"),
-        ("FATAL: squashfuse_ll exited: failed to open /dev/fuse", "apptainer build --sandbox"),
+        ("FATAL: squashfuse_ll exited: failed to open /dev/fuse", r"sandbox\.unpack_images=true"),
+        ("FATAL: while mounting overlay: invalid argument", r"sandbox\.writable=workspace"),
+        ("FATAL: write /run/x: no space left on device", "or your quota is full"),
+        ("FATAL: Couldn't determine user account information: user: unknown userid 12345", "getent passwd"),
+        ("FATAL: destination /dev doesn't exist in container", "prorl-hpc image build"),
+        ("FATAL: while obtaining CNI configuration: network not allowed", "--net --network none"),
     ],
 )
 async def test_a_failing_start_says_what_to_do(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, advice: str
 ) -> None:
-    fake_binary(monkeypatch, tmp_path, f"echo '{says}' >&2; exit 255")
+    fake_binary(monkeypatch, tmp_path, f"echo {shlex.quote(says)} >&2; exit 255")
     with pytest.raises(SandboxError, match=advice) as error:
         await make_runtime(SandboxConfig(kind="apptainer"), runtime_dir, "run")
     assert says in str(error.value) and "exit code 255" in str(error.value)
@@ -85,7 +90,7 @@ async def test_a_start_that_hangs_is_given_up(
     ("image", "words"),
     [
         ("/no/such.sif", "does not exist on this node"),
-        ("docker://debian:12", "apptainer build NAME.sif docker://debian:12"),
+        ("docker://debian:12", "prorl-hpc image pull docker://docker.io/library/debian:12"),
         ("/usr", "not an apptainer sandbox"),
     ],
 )
@@ -118,12 +123,12 @@ async def test_no_more_start_at_once_than_the_limit(runtime_dir: Path) -> None:
     starting = most = 0
     start_once = runtime._start_once
 
-    async def counted(spec: SandboxSpec):
+    async def counted(name: str, spec: SandboxSpec):
         nonlocal starting, most
         starting += 1
         most = max(most, starting)
         try:
-            return await start_once(spec)
+            return await start_once(name, spec)
         finally:
             starting -= 1
 
@@ -137,7 +142,7 @@ def test_the_launcher_gets_an_allow_list(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("APPTAINER_BIND", "/home")
     env = launcher_environment("/opt/site/bin/apptainer", Box(tmp_path))
-    assert set(env) <= {"PATH", "HOME", "LANG", "PRORL_SANDBOX", "LD_LIBRARY_PATH", *apptainer._FROM_HOST}
+    assert set(env) <= {"PATH", "HOME", "LANG", "PRORL_SANDBOX", "LD_LIBRARY_PATH", *_FROM_HOST}
     assert env["PATH"].startswith("/opt/site/bin:") and env["HOME"] == str(tmp_path)
 
 

@@ -18,7 +18,7 @@ from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.control import StageFinished, StartInit, WorkerHello
 from prorl_hpc.messages.rollout import RolloutSpec
 from prorl_hpc.messages.status import Phase, ProcessState
-from prorl_hpc.sandbox.directories import marked_processes
+from prorl_hpc.sandbox.leftovers import marked_processes
 from prorl_hpc.transport.keys import RunKeys
 
 

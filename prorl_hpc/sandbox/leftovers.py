@@ -1,0 +1,148 @@
+"""Processes and directories that a sandbox could leave behind: how they are found, proven gone, and swept.
+
+A process belongs to a sandbox when
+
+* its environment names the Box (the container's launcher; all processes of ``local``), or
+* it is in the session that the sandbox's process opened, as written in the Box. So are the FUSE servers of a .sif image,
+  which have an empty environment and outlive a launcher that was killed.
+
+What is inside a container needs no search: the kernel ends it with the container's first process, the tool server.
+Only what belongs to this user and is found so is ever ended, and only what bears our names, belongs to this user and
+is not locked is ever removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.sandbox.directories import LOCK, MARKER, Box, remove_tree
+
+log = logging.getLogger(__name__)
+
+HELPERS = frozenset({"squashfuse", "squashfuse_ll", "fuse-overlayfs", "fuse2fs", "gocryptfs"})
+"""What a container's launcher starts beside the container; a swept session is searched for these alone, since its
+number may have come to another process meanwhile."""
+
+
+def record_session(box: Box, pid: int) -> None:
+    """``pid`` has just opened the sandbox's session."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        box.session.write_text(f"{pid} {psutil.Process(pid).create_time()}")
+
+
+def in_session(session: int, before: float) -> list[int]:
+    """Living processes of this user in a session, begun before a time (seconds since the epoch)."""
+    return [process.pid for process in _in_session(session) if process.create_time() < before]
+
+
+def _in_session(session: int) -> Iterator[psutil.Process]:
+    for name in os.listdir("/proc"):  # noqa: PTH208  (called at every stop, on nodes with thousands of processes)
+        if name.isdigit():
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                if os.getsid(int(name)) == session:
+                    process = psutil.Process(int(name))
+                    if process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE:
+                        yield process
+
+
+def marked_processes(path: Path) -> Iterator[psutil.Process]:
+    """Processes of this user that belong to the Box ``path``, or to one below it."""
+    needle = f"\0{MARKER}={path}".encode()
+    for process in psutil.process_iter():
+        try:
+            environment = Path(f"/proc/{process.pid}/environ")
+            if environment.stat().st_uid == os.getuid():
+                content = b"\0" + environment.read_bytes() + b"\0"
+                if needle + b"/" in content or needle + b"\0" in content:
+                    yield process
+        except OSError:
+            continue  # it ended, or is not ours to look at
+    for record in (*path.glob("session"), *path.glob("*/session")):
+        yield from _helpers_of(record)
+
+
+def _helpers_of(record: Path) -> Iterator[psutil.Process]:
+    try:
+        pid, began = record.read_text().split()
+        session, since = int(pid), float(began)
+    except (OSError, ValueError):
+        return  # removed meanwhile, or cut short by a full disk
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if abs(psutil.Process(session).create_time() - since) > 1:
+            return  # the number is another's now, and so is the session
+    for process in _in_session(session):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() in HELPERS and process.create_time() >= since - 1:
+                yield process
+
+
+def kill_marked(path: Path) -> list[int]:
+    """SIGTERM, then SIGKILL to what belongs there; returns their ids. SandboxError when one stays."""
+    killed: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        processes = list(marked_processes(path))
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        killed += [process.pid for process in processes]
+        psutil.wait_procs(processes, timeout=2.0)
+    left = [p.pid for p in marked_processes(path) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    if left:
+        raise SandboxError(f"the processes {left} of {path} do not end, not even by SIGKILL")
+    return sorted(set(killed))
+
+
+def mounts_below(path: Path) -> list[str]:
+    """Mount points below ``path`` that this process sees. Containers mount in namespaces of their own: none is right."""
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    points = [line.split()[1].encode().decode("unicode_escape") for line in lines]
+    return [point for point in points if Path(point).is_relative_to(path)]
+
+
+def sweep(runtime_dir: Path) -> list[Path]:
+    """Remove the holdings of dead processes: those in this runtime directory and in those of this user's other runs
+    beside it. Returns what was removed; what cannot be removed is told to the log, and in nobody's way."""
+    removed = []
+    candidates = [*runtime_dir.glob("sb-*"), *runtime_dir.parent.glob(f"prorl-{os.getuid()}-*/sb-*")]
+    for path in dict.fromkeys(candidates):
+        try:
+            if _is_ours(path.parent) and _is_ours(path) and _sweep_one(path):
+                removed.append(path)
+        except SandboxError as error:
+            log.error("what a dead process left in %s is not swept: %s", path, error)
+    return removed
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
+
+
+def _sweep_one(path: Path) -> bool:
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False  # being made, or being removed
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False  # its holder lives
+    else:
+        kill_marked(path)
+        remove_tree(path)
+        return True
+    finally:
+        os.close(lock)

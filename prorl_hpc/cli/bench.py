@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -96,6 +97,8 @@ def _report(name: str, args: argparse.Namespace, measure: Callable[[Callable[[st
     def say(words: str) -> None:
         print(f"[{time.monotonic() - began:6.0f} s] {words}", file=sys.stderr, flush=True)
 
+    # Told to end, it takes down what it started, as it does at Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     report = Report.of(machine, measure(say))
     if args.json:
         print(msgspec.json.encode(report).decode())

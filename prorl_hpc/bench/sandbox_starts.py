@@ -8,7 +8,7 @@ import time
 
 from prorl_hpc.bench.figures import Figure
 from prorl_hpc.bench.parts import Say
-from prorl_hpc.bench.samples import Samples, in_turns, ratio
+from prorl_hpc.bench.samples import Samples, in_turns, ratio, told_ratio
 from prorl_hpc.bench.sandbox_bed import open_runtime
 from prorl_hpc.bench.start_by_hand import ByHand
 from prorl_hpc.bench.testbed import scratch_directory
@@ -33,12 +33,19 @@ async def ready(starts: int, say: Say) -> list[Figure]:
             async def ours(count: int) -> list[float]:
                 return [await _start_and_stop(runtime) for _ in range(count)]
 
-            async def theirs(count: int) -> list[float]:
-                return [await by_hand.start() for _ in range(count)]
+            async def server(count: int) -> list[float]:
+                return [await by_hand.server() for _ in range(count)]
 
-            mine, floor = await in_turns(starts, 1, ours, theirs)
-    say(f"ready: ours {mine}, by hand {floor}")
-    return ratio("sandbox ready", mine, floor, _READY_GOAL, "one `apptainer exec` of an echo server, by hand")
+            async def least(count: int) -> list[float]:
+                return [await by_hand.least() for _ in range(count)]
+
+            mine, floor, no_server = await in_turns(starts, 1, ours, server, least)
+    say(f"ready: ours {mine}, echo server by hand {floor}, without server {no_server}")
+    name = "sandbox ready"
+    return [
+        *ratio(name, mine, floor, _READY_GOAL, "one `apptainer exec` of an echo server, by hand"),
+        *told_ratio(name, mine, no_server, "one `apptainer exec` of `python3 -I -S`, no server"),
+    ]
 
 
 async def _start_and_stop(runtime: Runtime) -> float:

@@ -1,4 +1,4 @@
-"""The floor of a sandbox's start: one ``apptainer exec`` by hand, with our isolation, of an echo server."""
+"""The floor of a sandbox's start: one ``apptainer exec`` by hand, with our isolation, until what it runs answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import time
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from prorl_hpc.bench.sandbox_bed import PEERS
@@ -17,6 +18,9 @@ from prorl_hpc.sandbox.host_image import make_host_image
 
 _ANSWER_S = 30.0
 _END_S = 10.0
+_SERVER = ("python3", "/workspace/echo_server.py", "/workspace/socket")
+# Python that loads nothing that it need not, and is no server: the least that could be called an answer.
+_LEAST = ("python3", "-I", "-S", "-c", "print(input())")
 
 
 class ByHand:
@@ -30,36 +34,56 @@ class ByHand:
         self._image = directory / "image"
         self._binds = [f"{self._workspace}:/workspace", *(f"{p}:{p}:ro" for p in make_host_image(self._image))]
 
-    async def start(self) -> float:
-        """Seconds from its start to its first answer; ended again afterwards. RunError with its words."""
+    async def server(self) -> float:
+        """Seconds until a ten-line echo server on a Unix socket has answered. RunError with the container's words."""
+        began = time.perf_counter()
+        async with self._container(_SERVER) as process:
+            await _line(process, b"ready\n")
+            reader, writer = await asyncio.open_unix_connection(self._workspace / "socket")
+            writer.write(b"hello\n")
+            await reader.readline()
+            seconds = time.perf_counter() - began
+            writer.close()
+            (self._workspace / "socket").unlink()
+        return seconds
+
+    async def least(self) -> float:
+        """Seconds until a program without socket has given back a line of its stdin."""
+        began = time.perf_counter()
+        async with self._container(_LEAST) as process:
+            assert process.stdin
+            process.stdin.write(b"hello\n")
+            await _line(process, b"hello\n")
+            return time.perf_counter() - began
+
+    @contextlib.asynccontextmanager
+    async def _container(self, command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+        """It is waited for at the end."""
         binary = find_binary()
         argv = [binary, "-q", "-s", "exec", *isolation_flags("none")]
         for bind in self._binds:
             argv += ["--bind", bind]
-        # Without -I and -S Python would look for packages, which the floor has no need of.
-        argv += [str(self._image), "python3", "-I", "-S", "/workspace/echo_server.py"]
+        env = launcher_environment(binary, Box(self._directory))
         pipe = asyncio.subprocess.PIPE
-        began = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=launcher_environment(binary, Box(self._directory))
+            *argv, str(self._image), *command, stdin=pipe, stdout=pipe, stderr=pipe, env=env
         )
-        assert process.stdin and process.stdout and process.stderr
         try:
-            process.stdin.write(b"hello\n")
             async with asyncio.timeout(_ANSWER_S):
-                answer = await process.stdout.readline()
-            seconds = time.perf_counter() - began
-            process.stdin.close()
+                yield process
             async with asyncio.timeout(_END_S):
-                words = (await process.stderr.read()).decode(errors="replace").strip()
-                await process.wait()
+                await process.communicate()
         except TimeoutError:
-            raise RunError("the container that was started by hand gave no answer, or did not end") from None
+            raise RunError("a container that was started by hand gave no answer, or did not end") from None
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
                 await process.wait()
-        if answer != b"hello\n":
-            raise RunError(f"the container that was started by hand gave no answer: {words[-500:]}")
-        return seconds
+
+
+async def _line(process: asyncio.subprocess.Process, expected: bytes) -> None:
+    assert process.stdout and process.stderr
+    if await process.stdout.readline() != expected:
+        words = (await process.stderr.read()).decode(errors="replace").strip()
+        raise RunError(f"a container that was started by hand gave no answer: {words[-500:]}")

@@ -103,7 +103,10 @@ class Workspace:
                 raise refusal(path, OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)))
         except UnicodeEncodeError:
             raise Refused(f"the path {shown(path)} holds characters that no file name can") from None
-        real = os.path.realpath(os.path.join(self.root, inside))
+        try:
+            real = os.path.realpath(os.path.join(self.root, inside))
+        except OSError as error:  # what was a link just now is none any more
+            raise refusal(path, error) from None
         if self.open_paths or real.startswith(self.root + "/") or (root_too and real == self.root):
             return real
         raise Refused(f"the path {shown(path)} leaves the workspace: expected a file below {WORKSPACE}")

@@ -91,8 +91,9 @@ def convert(
     for thread in threads:
         thread.start()
     try:
-        for thread in threads:
-            thread.join()
+        # Not join: interrupted, it takes a thread that runs for ended (Python 3.11 and 3.12).
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.1)
     finally:
         conversion.stop.set()
         for thread in threads:

@@ -93,18 +93,12 @@ class NodeImages:
         digest = entry.sha256 if entry else hashlib.sha256(place.encode()).hexdigest()
         home = self._directory / f"{digest[:24]}{'-unpacked' if unpack else ''}"
         target = home / ("image" if unpack else "image.sif")
-        lock = _lock(home)
+        lock, to_be_made = _hold(home, target)
         try:
-            if not target.exists():
+            if to_be_made:
                 log.info("copying image %s to %s", source, target)
-                part = home / "part.sif"
-                _copy_checked(source, part, entry)
-                if unpack:
-                    _unpack(part, home / "part")
-                    part.unlink()
-                    part = home / "part"
-                part.rename(target)
-            fcntl.flock(lock, fcntl.LOCK_SH)
+                _make(source, entry, target)
+                fcntl.flock(lock, fcntl.LOCK_SH)
         except BaseException:
             os.close(lock)
             _remove_unused(self._directory)
@@ -124,17 +118,34 @@ def sweep_copies(runtime_dir: Path) -> list[Path]:
     return removed
 
 
-def _lock(home: Path) -> int:
-    """Lock it exclusively; waits for another worker that makes the copy."""
+def _hold(home: Path, target: Path) -> tuple[int, bool]:
+    """The open lock: shared when the copy is there, exclusive when it is to be made (True). Waits for who makes it."""
     while True:
         with contextlib.suppress(FileNotFoundError):  # its last user removes it right now
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = True
+            except BlockingIOError:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                alone = False
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock), (home / _LOCK).stat()):
-                    return lock
-            os.close(lock)
+                if os.path.samestat(os.fstat(lock), (home / _LOCK).stat()) and (alone or target.exists()):
+                    fcntl.flock(lock, fcntl.LOCK_SH if target.exists() else fcntl.LOCK_EX)
+                    return lock, not target.exists()
+            os.close(lock)  # it was removed while we waited, or who made it failed
+
+
+def _make(source: Path, entry: Entry | None, target: Path) -> None:
+    part = target.with_name("part.sif")
+    _copy_checked(source, part, entry)
+    if target.suffix != ".sif":
+        directory = target.with_name("part")
+        _unpack(part, directory)
+        part.unlink()
+        part = directory
+    part.rename(target)
 
 
 def _remove_unused(directory: Path) -> list[Path]:

@@ -12,14 +12,15 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import msgspec
 import psutil
 
 from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.sandbox.cgroups import Group
 from prorl_hpc.sandbox.directories import Box, remove_tree
 from prorl_hpc.sandbox.leftovers import in_session, kill_marked, mounts_below
 from prorl_hpc.sandbox.protocol import SandboxStats, ToolResult
@@ -55,10 +56,19 @@ class ServerSettings:
 class AttachedSandbox:
     """One sandbox: its child process, its connection, its directory."""
 
-    def __init__(self, sandbox_id: str, box: Box, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self,
+        sandbox_id: str,
+        box: Box,
+        process: asyncio.subprocess.Process,
+        make_group: Callable[[], Group | None] = lambda: None,
+    ) -> None:
         self._id = sandbox_id
         self._box = box
         self._process = process
+        self._make_group = make_group
+        self._group: Group | None = None
+        self._oom_kills = 0
         self._client: ToolClient | None = None
         self._server: psutil.Process | None = None
         self._stopping = asyncio.Lock()
@@ -75,7 +85,8 @@ class AttachedSandbox:
     @property
     def alive(self) -> bool:
         """Whether its process runs, as far as is known here."""
-        return self._process.returncode is None and self._client is not None and not self._stopped
+        lost = self._client is None or self._client.broken
+        return self._process.returncode is None and not lost and not self._stopped
 
     async def ended(self) -> None:
         """Returns when its process has ended, by ``stop`` or by itself."""
@@ -104,14 +115,39 @@ class AttachedSandbox:
         self._client = await ToolClient.connect(self._box.socket)
         with contextlib.suppress(psutil.NoSuchProcess):  # then the greeting says so
             self._server = psutil.Process(self._client.server_pid)
+        self._group = self._make_group()
+        if self._group is not None:  # before it starts anything: what it starts is born there
+            await asyncio.to_thread(self._group.add, self._client.server_pid)
         await self._client.greet(asdict(settings))
 
     async def call(self, tool: str, arguments: dict[str, Any], timeout_s: float) -> ToolResult:
-        return _result(await self._connected().call(tool, arguments, timeout_s))
+        return await self._agents_call(tool, arguments, timeout_s)
 
     async def exec(self, argv: Sequence[str], timeout_s: float, *, cwd: str = "", stdin: bytes = b"") -> ToolResult:
         arguments = {"argv": list(argv), "cwd": cwd}
-        return _result(await self._connected().call("exec", arguments, timeout_s, stdin))
+        return await self._agents_call("exec", arguments, timeout_s, stdin)
+
+    async def _agents_call(
+        self, tool: str, arguments: dict[str, Any], timeout_s: float, body: bytes = b""
+    ) -> ToolResult:
+        """What the kernel did for the memory limit meanwhile is said in the result, or in the reason."""
+        try:
+            result = _result(await self._connected().call(tool, arguments, timeout_s, body))
+        except SandboxError as error:
+            if said := self._oom_killed():
+                raise SandboxError(f"{error}: {said}") from error
+            raise
+        if said := self._oom_killed():
+            newline = "\n" if result.output and not result.output.endswith("\n") else ""
+            return replace(result, output=f"{result.output}{newline}[{said}: the kernel killed a process]\n")
+        return result
+
+    def _oom_killed(self) -> str:
+        """Why the kernel has killed a process since the last look; empty if it has not."""
+        if self._group is None:
+            return ""
+        before, self._oom_kills = self._oom_kills, self._group.oom_kills()
+        return self._group.memory_reason() if self._oom_kills > before else ""
 
     async def upload(self, path: str, content: bytes) -> None:
         for start in range(0, max(1, len(content)), CHUNK_BYTES):
@@ -162,6 +198,8 @@ class AttachedSandbox:
             killed = kill_marked(self._box.path)
             log.warning("sandbox %s did not end by itself; processes killed: %s", self._id, killed or "none")
         _end_helpers(self._process.pid, began)
+        if self._group is not None:
+            self._group.remove()
         if mounts := mounts_below(self._box.path):
             raise SandboxError(f"sandbox {self._id} has left mounts: {mounts}: unmount them by hand")
         remove_tree(self._box.path)

@@ -13,15 +13,14 @@ The kernel frees the lock when the holder dies, however it dies and whatever PID
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
 import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prorl_hpc.messages.errors import SandboxError
 
@@ -30,6 +29,7 @@ MARKER = "PRORL_SANDBOX"
 LOCK = "holder.lock"
 MAX_SOCKET_PATH = 107
 """Bytes that the kernel takes for the path of a Unix socket."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _numbers = itertools.count()
 
 
@@ -147,22 +147,57 @@ def space_left(path: Path) -> str:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory whatever modes its content was given; SandboxError when something stays."""
+    """Remove a directory, whatever modes its content was given and however deep it goes. SandboxError when something
+    stays. Nobody may be at work in it."""
+    if not os.path.lexists(path):
+        return
+    try:
+        path.chmod(0o700)
+        top = os.open(path, _DIRECTORY)
+        try:
+            numbers = itertools.count()
+            # Every directory is emptied at the top, where its own directories move to: paths stay short, and neither
+            # stack nor file descriptors grow with the depth, which the agent chooses.
+            while entries := _entries(top):
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        _dissolve(top, entry.name, numbers)
+                    else:
+                        os.unlink(entry.name, dir_fd=top)
+        finally:
+            os.close(top)
+        path.rmdir()
+    except OSError as error:
+        raise SandboxError(f"{path} cannot be removed ({error}): remove it by hand") from error
 
-    def make_removable(function: Callable[..., Any], name: str, _: object) -> None:
-        with contextlib.suppress(OSError):  # what cannot be removed is found below
-            Path(name).parent.chmod(0o700)
-            if not Path(name).is_symlink():
-                Path(name).chmod(0o700)
-            if function in (os.rmdir, os.unlink):
-                function(name)
+
+def _entries(directory: int) -> list[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        return list(entries)
+
+
+def _dissolve(top: int, name: str, numbers: Iterator[int]) -> None:
+    os.chmod(name, 0o700, dir_fd=top)
+    directory = os.open(name, _DIRECTORY, dir_fd=top)
+    try:
+        for entry in _entries(directory):
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.name, 0o700, dir_fd=directory)
+                _move(entry.name, directory, top, numbers)
             else:
-                shutil.rmtree(name, ignore_errors=True)
+                os.unlink(entry.name, dir_fd=directory)
+    finally:
+        os.close(directory)
+    os.rmdir(name, dir_fd=top)
 
-    # A second pass gets what lies below a directory that was closed at first.
-    for _ in range(2):
-        if os.path.lexists(path):
-            shutil.rmtree(path, onerror=make_removable)
-    if os.path.lexists(path):
-        left = next((str(p) for p in path.rglob("*") if not p.is_dir()), str(path))
-        raise SandboxError(f"{path} cannot be removed (for example {left}): remove it by hand")
+
+def _move(name: str, source: int, target: int, numbers: Iterator[int]) -> None:
+    """To a name that is free, whatever names were chosen there to keep us from it."""
+    while True:
+        try:
+            os.rename(name, f".removed-{next(numbers)}", src_dir_fd=source, dst_dir_fd=target)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+        else:
+            return

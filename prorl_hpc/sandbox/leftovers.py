@@ -118,7 +118,7 @@ def sweep(runtime_dir: Path) -> list[Path]:
         try:
             if _is_ours(path.parent) and _is_ours(path) and _sweep_one(path):
                 removed.append(path)
-        except SandboxError as error:
+        except (SandboxError, OSError) as error:
             log.error("what a dead process left in %s is not swept: %s", path, error)
     return removed
 

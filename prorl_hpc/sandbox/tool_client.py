@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import socket
 import struct
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from prorl_hpc.sandbox.tools import framing
 
 ANSWER_GRACE_S = 15.0
 """How much longer than the call's own timeout an answer may take before the sandbox counts as broken."""
+_READ_BYTES = 1 << 18
 _LOOK_S = 1.0
 """How often overdue answers are looked for."""
 
@@ -38,6 +40,13 @@ class Header(msgspec.Struct, frozen=True):
     cwd: str = ""
     files: tuple[str, ...] = ()
     seconds: float = 0.0
+
+
+def _header(header: dict[str, Any]) -> bytes:
+    try:
+        return _encode(header)
+    except UnicodeEncodeError:  # a model wrote half a surrogate pair, or a file's name is no UTF-8
+        return json.dumps(header).encode()
 
 
 @dataclass(frozen=True)
@@ -74,13 +83,14 @@ def read_header(data: bytes) -> Header:
         raise framing.BadFrame(f"the header is none of a tool server: {error}") from None
 
 
-class ToolClient(asyncio.Protocol):
+class ToolClient(asyncio.BufferedProtocol):
     """Speaks to one tool server; make it with ``connect``."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.WriteTransport | None = None
         self._decoder = framing.Decoder(read_header)
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._numbers = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}
         self._broken = ""
@@ -100,6 +110,11 @@ class ToolClient(asyncio.Protocol):
         peer: socket.socket = self._transport.get_extra_info("socket")
         pid: int = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         return pid
+
+    @property
+    def broken(self) -> str:
+        """Why there will be no more answers; empty while there may be."""
+        return self._broken
 
     async def greet(self, settings: dict[str, Any], timeout_s: float = 60.0) -> None:
         """Hand over the settings; returns when the shell answers. SandboxError with the server's reason if not."""
@@ -134,7 +149,7 @@ class ToolClient(asyncio.Protocol):
         if self._broken or self._transport is None:
             raise SandboxError(self._broken or "not connected")
         try:
-            frame = framing.pack(_encode(header), body)
+            frame = framing.pack(_header(header), body)
         except framing.BadFrame as error:
             raise SandboxError(f"the call is too large: {error}") from None
         answer: asyncio.Future[Response] = self._loop.create_future()
@@ -147,15 +162,18 @@ class ToolClient(asyncio.Protocol):
         finally:
             del self._waiting[number]
 
-    # asyncio.Protocol
+    # asyncio.BufferedProtocol: a new buffer for each read would cost as much as the read
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            for header, body in self._decoder.feed(data):
+            for header, body in self._decoder.feed(bytes(self._buffer[:nbytes])):
                 if header.ended:
                     self._fail(f"the sandbox ended: {header.ended}")
                 waiting = self._waiting.get(header.id)

@@ -75,6 +75,24 @@ def test_any_modes_are_removed(tmp_path: Path) -> None:
     remove_tree(tree)
 
 
+def test_any_depth_and_any_names_are_removed(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    below = os.open(tree, os.O_RDONLY)
+    for _ in range(3000):  # deeper than Python's stack, the open files and the longest path
+        os.mkdir("d", dir_fd=below)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=below)
+        os.close(below)
+        below = deeper
+    os.close(below)
+    for number in range(0, 40, 2):
+        (tree / f".removed-{number}" / "in" / "it").mkdir(parents=True)
+    for number in range(1, 40, 2):
+        (tree / f".removed-{number}").touch()
+    remove_tree(tree)
+    assert not tree.exists()
+
+
 def test_boxes_have_short_names_of_their_own(tmp_path: Path) -> None:
     holding = Holding(tmp_path)
     box, other = holding.make_box(), holding.make_box()

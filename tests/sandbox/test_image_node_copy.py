@@ -74,7 +74,7 @@ def test_a_damaged_image_is_not_started(cache: ImageCache, tmp_path: Path) -> No
     content[-5] ^= 1
     cache.path("one").write_bytes(content)
     worker = NodeImages(ALWAYS, runtime_dir(tmp_path))
-    with pytest.raises(SandboxError, match="another checksum.*image verify one"):
+    with pytest.raises(SandboxError, match=r"another checksum.*image verify one"):
         worker.get("one")
     worker.close()
     assert list(runtime_dir(tmp_path).iterdir()) == []
@@ -91,7 +91,7 @@ def test_without_room_it_starts_from_afar_unless_a_copy_is_asked_for(
     monkeypatch.setattr(node_copy, "_copy_checked", full)
     monkeypatch.setattr(node_copy, "is_network", lambda path: True)
     assert NodeImages(SandboxConfig(), runtime_dir(tmp_path)).get("one") == cache.path("one")
-    with pytest.raises(SandboxError, match="No space left on device.*run.runtime_root"):
+    with pytest.raises(SandboxError, match=r"No space left on device.*run.runtime_root"):
         NodeImages(ALWAYS, runtime_dir(tmp_path)).get("one")
 
 

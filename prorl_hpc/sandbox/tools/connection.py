@@ -27,6 +27,7 @@ class Connection:
         self._peer = peer
         self._on_frame = on_frame
         self._decoder = Decoder()
+        self._buffer = bytearray(READ_BYTES)  # a new one for each read costs three calls of the kernel
         self._unsent: list[memoryview] = []
         self._unsent_bytes = 0
         self._events = selectors.EVENT_READ
@@ -55,15 +56,15 @@ class Connection:
         if not self._events & selectors.EVENT_READ:
             return
         try:
-            data = self._peer.recv(READ_BYTES)
+            size = self._peer.recv_into(self._buffer)
         except BlockingIOError:
             return
         except ConnectionError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             raise Ended("")
         try:
-            for header, body in self._decoder.feed(data):
+            for header, body in self._decoder.feed(bytes(memoryview(self._buffer)[:size])):
                 self._on_frame(header, body)
         except BadFrame as error:
             raise Ended(f"the worker sent what is no frame: {error}") from error

@@ -29,6 +29,7 @@ MAX_HEADER_BYTES = 16 << 20
 MAX_BODY_BYTES = 32 << 20
 _LENGTHS = struct.Struct(">II")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
 
 
 class BadFrame(ValueError):
@@ -52,7 +53,7 @@ def pack(header: bytes, body: bytes) -> bytes:
 def read_header(data: bytes) -> dict[str, Any]:
     """BadFrame when it is not a JSON object."""
     try:
-        header = json.loads(data)
+        header = _decode(data.decode())
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict):

@@ -51,22 +51,28 @@ class Shell:
 
     def run(self, call: Call, text: str, interactive: bool, keep: bool) -> Generator[float, None, Answer]:
         deadline = time.monotonic() + call.timeout_s
-        if (refused := (yield from self._turn(call, deadline))) is not None:
+        if self._current is not None and (refused := (yield from self._turn(call, deadline))) is not None:
             return refused
+        if self._closed:
+            raise Refused(f"shell {self.name!r} was closed before this command's turn came")
         self._current = command = Command(
             text, self._marks, None if interactive else self._free_terminal(), self._settings.output_limit_bytes
         )
         try:
-            lost = yield from self._revive()
+            lost = "" if self._process.pid else (yield from self._revive())
             self._begin(command)
-            while not (self._over(command) or call.cancelled or time.monotonic() >= deadline):
+            while not (command.done or self._over(command) or call.cancelled or time.monotonic() >= deadline):
                 yield deadline
-            if keep and not call.cancelled and not self._over(command):
+            if command.done:
+                answer = self._end(command)
+            elif keep and not call.cancelled and not self._over(command):
                 command.kept = True
-                return Answer(lost + self._text(command, news=True), None, running=True)
-            why = "" if self._over(command) else "cancelled" if call.cancelled else "timed out"
-            answer = yield from self._finish(command, why)
-            answer.output = lost + str(answer.output)
+                answer = Answer(self._text(command, news=True), None, running=True)
+            else:
+                why = "" if self._over(command) else "cancelled" if call.cancelled else "timed out"
+                answer = yield from self._cut(command, why)
+            if lost:
+                answer.output = lost + str(answer.output)
             return answer
         finally:
             if not command.kept:
@@ -151,14 +157,12 @@ class Shell:
             if time.monotonic() >= deadline:
                 return Answer(f"[timed out before it began: {what}]\n", None, timed_out=True)
             yield deadline
-        if self._closed:
-            raise Refused(f"shell {self.name!r} was closed before this command's turn came")
         return None
 
     def _begin(self, command: Command) -> None:
         if self._spared is None:
             self._settle()
-        if command.interactive:
+        if command.interactive:  # each begins with a terminal as it should be
             set_mode(self._process.terminal, typed=True)
         self._process.write(command.script(self._last_code))
 
@@ -174,24 +178,30 @@ class Shell:
         """The end of a command that was kept."""
         command.kept = False
         try:
-            return (yield from self._finish(command, "", news=True))
+            return self._end(command, news=True) if command.done else (yield from self._cut(command, "", news=True))
         finally:
             self._current = None
 
-    def _finish(self, command: Command, why: str, *, news: bool = False) -> Generator[float, None, Answer]:
-        """``why`` a command that is not over is to end; leaves the shell usable, or gone."""
-        note = ""
+    def _cut(self, command: Command, why: str, *, news: bool = False) -> Generator[float, None, Answer]:
+        """End a command that is not done: ``why`` it has to be stopped, else the shell has ended. Leaves the shell
+        usable, or gone."""
+        note = yield from (self._stop(command, why) if why else self._shell_ended(command))
         if why:
-            note = yield from self._stop(command, why)
-        elif not command.done:
-            note = yield from self._shell_ended(command)
-        self._leave(command, cut_short=bool(why))
-        self._last_code = 130 if why else command.exit_code or 0
-        output = self._text(command, news=news)
-        if note and output and not output.endswith("\n"):
-            output += "\n"
-        code = None if why else command.exit_code
-        return Answer(output + note, code, timed_out=bool(why), cwd=command.cwd)
+            command.exit_code = None
+        answer = self._end(command, news=news, cut_short=bool(why))
+        output = str(answer.output)
+        answer.output = output + ("\n" if output and not output.endswith("\n") else "") + note
+        answer.timed_out = bool(why)
+        return answer
+
+    def _end(self, command: Command, *, news: bool = False, cut_short: bool = False) -> Answer:
+        """Its terminal serves again if nobody else can have it; that is looked up once the answer is on its way."""
+        self._last_code = 130 if cut_short else command.exit_code or 0
+        self._spared = None
+        if cut_short or not self._process.pid:
+            self._retire()
+        self._loop.later(self._settle)
+        return Answer(self._text(command, news=news), command.exit_code, cwd=command.cwd)
 
     def _text(self, command: Command, *, news: bool) -> str:
         output = command.news() if news else command.output
@@ -241,8 +251,6 @@ class Shell:
 
     def _revive(self) -> Generator[float, None, str]:
         """A shell that takes commands; says so where it is a new one."""
-        if self._process.pid:
-            return ""
         note = ""
         if self._process.begun:
             note = self._restart_note()
@@ -276,20 +284,11 @@ class Shell:
             self._loop.watch(terminal.master, lambda: self._on_terminal(terminal.master))
         return self._terminal
 
-    def _leave(self, command: Command, *, cut_short: bool) -> None:
-        """The terminal serves again if nobody else can have it; that is looked up once the answer is on its way."""
-        self._spared = None
-        if cut_short or not self._process.pid:
-            self._retire()
-        self._loop.later(self._settle)
-
     def _settle(self) -> None:
         """Between two commands: note what goes on in the background, which may have the last command's terminal."""
         if self._spared is not None or self._closed:
             return
-        self._spared = self._process.descendants(set())
-        if self._process.begun:
-            set_mode(self._process.terminal)
+        self._spared = set() if self._process.pid and self._process.alone else self._process.descendants(set())
         if self._spared:
             self._retire()
         elif self._terminal is not None:

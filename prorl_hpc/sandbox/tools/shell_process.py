@@ -52,7 +52,7 @@ class ShellProcess:
         """0 when it does not run."""
         self.status = 0
         """How it ended: 128 + signal where one killed it."""
-        self._commands = -1
+        self._commands = self._children = -1
 
     @property
     def begun(self) -> bool:
@@ -100,11 +100,20 @@ class ShellProcess:
         set_mode(self.terminal)
         os.set_blocking(self.terminal, False)
         os.set_blocking(self._commands, False)
+        self._children = os.open(f"/proc/{self.pid}/task/{self.pid}/children", os.O_RDONLY | os.O_CLOEXEC)
 
     def write(self, data: bytes) -> None:
         """For the shell to read as soon as it does."""
         self._unread += data
         self._push()
+
+    @property
+    def alone(self) -> bool:
+        """Nothing runs below it. Cheap: a shell has one thread, and gets the orphans of what it started."""
+        try:
+            return not os.pread(self._children, 1, 0)
+        except ProcessLookupError:
+            return True  # it ended, and we are yet to be told
 
     def descendants(self, spared: set[tuple[int, int]]) -> set[tuple[int, int]]:
         return descendants(self.pid, spared) if self.pid else set()
@@ -117,6 +126,7 @@ class ShellProcess:
         """Let go of a shell that ended."""
         assert self._pty is not None and not self.pid
         self._unread = b""
+        os.close(self._children)
         self._host.loop.close(self._commands)
         self._host.loop.unwatch(self.terminal)
         self._pty.fileobj.close()
@@ -125,15 +135,16 @@ class ShellProcess:
 
     def _push(self) -> None:
         loop = self._host.loop
+        waited = loop.watches(self._commands)
         try:
             self._unread = self._unread[os.write(self._commands, self._unread) :]
         except BlockingIOError:
             pass
         except BrokenPipeError:
             self._unread = b""  # the shell ended; SIGCHLD tells
-        if self._unread and not loop.watches(self._commands):
+        if self._unread and not waited:
             loop.watch(self._commands, self._push, selectors.EVENT_WRITE)
-        elif not self._unread and loop.watches(self._commands):
+        elif waited and not self._unread:
             loop.unwatch(self._commands)
 
     def _ended(self, status: int) -> None:

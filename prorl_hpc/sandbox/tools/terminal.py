@@ -11,16 +11,20 @@ from prorl_hpc.sandbox.tools.output import READ_BYTES
 
 ROWS, COLUMNS = 24, 120
 _READS = 64
-"""Reads per event: the kernel gives 4 KiB at most with each, and others must have their turn."""
+"""Reads per event: others must have their turn."""
+_FULL_BYTES = 2048
+"""The kernel gives up to 4 KiB with each read; after much less than that there is hardly more."""
 
 
 def set_mode(fd: int, *, typed: bool = False) -> None:
     """Either end's ``fd`` will do. ``typed``: lines can be typed into it, and Ctrl-C, Ctrl-D and so on mean something."""
     mode = termios.tcgetattr(fd)
+    before = mode[:4]
     mode[0] = termios.ICRNL if typed else 0
     mode[1] = 0
     mode[3] = termios.ICANON | termios.ISIG | termios.IEXTEN if typed else 0
-    termios.tcsetattr(fd, termios.TCSANOW, mode)
+    if mode[:4] != before:
+        termios.tcsetattr(fd, termios.TCSANOW, mode)
 
 
 class Terminal:
@@ -49,6 +53,8 @@ def read_available(fd: int) -> tuple[list[bytes], bool]:
             if not data:
                 return pieces, True
             pieces.append(data)
+            if len(data) < _FULL_BYTES:
+                break
     except BlockingIOError:
         pass
     except OSError:  # EIO: nobody has the other side open any more

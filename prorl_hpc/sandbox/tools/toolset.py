@@ -144,19 +144,22 @@ class ToolBox:
 
 def check_arguments(tool: str, parameters: dict[str, Any], arguments: Any) -> None:
     """``parameters``: name → a type (required) or a default value, whose type is asked for. Raises Refused."""
-    takes = f"{tool} takes {', '.join(_written(name, kind) for name, kind in parameters.items()) or 'no arguments'}"
     if not isinstance(arguments, dict):
-        raise Refused(f"the arguments are a {type(arguments).__name__}, not an object: {takes}")
+        raise Refused(f"the arguments are a {type(arguments).__name__}, not an object: {_takes(tool, parameters)}")
     for name, value in arguments.items():
         if name not in parameters:
-            raise Refused(f"unknown argument {name!r}: {takes}")
+            raise Refused(f"unknown argument {name!r}: {_takes(tool, parameters)}")
         kind = parameters[name]
         wanted = kind if isinstance(kind, type) else type(kind)
         if type(value) is not wanted and not (wanted is float and type(value) is int):
-            raise Refused(f"argument {name} is a {type(value).__name__}: {takes}")
+            raise Refused(f"argument {name} is a {type(value).__name__}: {_takes(tool, parameters)}")
     for name, kind in parameters.items():
         if isinstance(kind, type) and name not in arguments:
-            raise Refused(f"argument {name} is missing: {takes}")
+            raise Refused(f"argument {name} is missing: {_takes(tool, parameters)}")
+
+
+def _takes(tool: str, parameters: dict[str, Any]) -> str:
+    return f"{tool} takes {', '.join(_written(name, kind) for name, kind in parameters.items()) or 'no arguments'}"
 
 
 def _written(name: str, kind: Any) -> str:

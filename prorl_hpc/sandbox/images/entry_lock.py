@@ -156,7 +156,8 @@ def _read(file: Path) -> str:
 
 
 def _me() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "started": _started(os.getpid())}
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "boot": _boot(), "uid": os.getuid(), "pid": pid, "started": _started(pid)}
 
 
 def _boot() -> str:
@@ -172,4 +173,6 @@ def _started(pid: int) -> str:
 
 
 def _is_dead_here(owner: dict[str, Any]) -> bool:
-    return owner.get("boot") == _boot() and owner.get("started") != _started(int(owner.get("pid", 0)))
+    """Another user's process may be hidden from us (hidepid): its beat alone tells."""
+    here = owner.get("boot") == _boot() and owner.get("uid") == os.getuid()
+    return here and owner.get("started") != _started(int(owner.get("pid", 0)))

@@ -79,6 +79,7 @@ class ApptainerRuntime(AttachedRuntime):
         argv = [self._binary, "-q", "-s", "exec", *isolation_flags(spec.network or self._config.network)]
         if (spec.writable or self._config.writable) == "image":
             argv += overlay_flags(image, box, self._binary)
+            binds.append(f"{box.overlay}/upper:{INSIDE}/over:ro")  # so that the watch over the disk sees it
         for bind in binds:
             argv += ["--bind", bind]
         argv += [str(image), *server_argv(f"{INSIDE}/s/{box.socket.name}")]
@@ -101,7 +102,7 @@ class ApptainerRuntime(AttachedRuntime):
 def make_base(base: Path) -> None:
     """The directory that becomes /.prorl: mount points, and a copy of the tools' code, which is then compiled and
     readable whatever the package's own directory is like."""
-    for name in ("kit", "s", "sockets"):
+    for name in ("kit", "s", "sockets", "over"):
         (base / name).mkdir(parents=True)
     (base / "hosts").write_text(_HOSTS)
     code = base / "code" / CODE.relative_to(CODE.parents[2])
@@ -130,7 +131,7 @@ def isolation_flags(network: str) -> list[str]:
 
 def overlay_flags(image: Path, box: Box, binary: str) -> list[str]:
     """All of the image can be written, into a directory of the box. SandboxError where that cannot work."""
-    box.overlay.mkdir(mode=0o700)
+    (box.overlay / "upper").mkdir(mode=0o755, parents=True)
     flags = ["--overlay", str(box.overlay)]
     if image.is_dir():
         # The kernel refuses to copy up what belongs to somebody who is not in the user namespace.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import functools
 import itertools
 import logging
 import re
@@ -17,15 +18,16 @@ from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox import tools
 from prorl_hpc.sandbox.attached import AttachedSandbox, ServerSettings
+from prorl_hpc.sandbox.cgroups import Cgroups, group_name, holding_prefix
 from prorl_hpc.sandbox.directories import Box, Holding, remove_tree, space_left
 from prorl_hpc.sandbox.leftovers import record_session, sweep
+from prorl_hpc.sandbox.limits import group_limits, server_limits
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec
 from prorl_hpc.sandbox.start_slots import StartSlots
 from prorl_hpc.sandbox.warm_pool import WarmPool
 
 log = logging.getLogger(__name__)
 
-LIMITS = ("max_processes", "max_memory_mib", "max_disk_mib", "max_file_mib")
 CODE = Path(tools.__file__).parent
 SHELL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -56,6 +58,7 @@ class AttachedRuntime(abc.ABC):
         self._warm_numbers = itertools.count(1)
         self._begun: set[str] = set()
         self._closed = False
+        self._groups = Cgroups()
 
     @property
     @abc.abstractmethod
@@ -81,7 +84,9 @@ class AttachedRuntime(abc.ABC):
     async def prepare(self) -> None:
         if self._holding is not None:
             return
+        self._groups = await asyncio.to_thread(Cgroups.find)
         for path in await asyncio.to_thread(sweep, self._runtime_dir):
+            await asyncio.to_thread(self._groups.sweep, holding_prefix(path))
             log.info("removed %s, which a dead run left", path)
         self._holding = Holding(self._runtime_dir)
         try:
@@ -157,7 +162,8 @@ class AttachedRuntime(abc.ABC):
         except BaseException:
             remove_tree(box.path)
             raise
-        sandbox = AttachedSandbox(name, box, process)
+        make_group = functools.partial(self._groups.make, group_name(box.path), group_limits(self._config))
+        sandbox = AttachedSandbox(name, box, process, make_group)
         # Known to ``close`` from here on, ready or not.
         self._sandboxes = {name: kept for name, kept in self._sandboxes.items() if not kept.stopped}
         self._sandboxes[name] = sandbox
@@ -192,7 +198,6 @@ class AttachedRuntime(abc.ABC):
 
     def _settings(self, root: str, scratch: str, env: dict[str, str], *, inherit_env: bool) -> ServerSettings:
         config = self._config
-        limits = {name: getattr(config, name) for name in LIMITS}
         return ServerSettings(
             root,
             scratch,
@@ -202,7 +207,7 @@ class AttachedRuntime(abc.ABC):
             strip_ansi=config.strip_ansi,
             ipython_mode=config.ipython,
             open_paths=config.open_paths,
-            limits=limits,
+            limits=server_limits(config),
         )
 
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,11 +108,11 @@ class Group:
 
 
 class Cgroups:
-    """The groups that can be made here."""
+    """The groups that can be made here; none, unless they were found."""
 
-    def __init__(self, places: list[_Place], tree: Tree) -> None:
-        self._places = places
-        self._tree = tree
+    def __init__(self, places: Sequence[_Place] = (), tree: Tree | None = None) -> None:
+        self._places = list(places)
+        self._tree = tree or Tree()
 
     @classmethod
     def find(cls, proc: Path = Path("/proc/self"), tree: Tree | None = None) -> Cgroups:

@@ -25,14 +25,13 @@ def group_limits(config: SandboxConfig) -> GroupLimits:
     return GroupLimits(config.max_memory_mib, config.max_processes, config.max_cpus)
 
 
-def server_limits(config: SandboxConfig, groups: Cgroups) -> dict[str, int]:
-    """What the tool server is to hold by itself, by rlimits and its watch; 0: no limit, or another holds it.
+def server_limits(config: SandboxConfig) -> dict[str, int]:
+    """What the tool server is to hold by itself, by rlimits and its watch; 0: no limit.
 
-    The number of processes is always among them: control groups only refuse more, and what has run into the limit
-    would go on trying."""
+    Also what control groups hold: they end a fork bomb as little as files that fill the memory."""
     return {
         "max_processes": config.max_processes,
-        "max_memory_mib": 0 if groups.holding("memory") else config.max_memory_mib,
+        "max_memory_mib": config.max_memory_mib,
         "max_disk_mib": config.max_disk_mib,
         "max_file_mib": config.max_file_mib,
     }

@@ -301,7 +301,7 @@ async def test_containers_see_neither_each_other_nor_the_host(runtime_dir: Path)
     assert "mine" not in seen and "sleep 700" not in seen
     assert (
         await output(other, f"ls -d {runtime_dir} {Path.cwd()} 2>/dev/null; ls -1A /.prorl")
-        == "code\nhosts\nkit\ns\nsockets\n"
+        == "code\nhosts\nkit\nover\ns\nsockets\n"
     )
     for place in ("/usr", "/etc", "/.prorl", "/.prorl/kit/bin", "/.prorl/code/prorl_hpc/sandbox/tools"):
         assert (await bash(other, f"touch {place}/x")).exit_code == 1, place

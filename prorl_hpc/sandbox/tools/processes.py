@@ -96,7 +96,7 @@ def set_limits(limits: dict[str, int]) -> None:
     _limit(resource.RLIMIT_CORE, 0)
     if limits.get("max_file_mib"):
         _limit(resource.RLIMIT_FSIZE, limits["max_file_mib"] << 20)
-    if limits.get("max_processes") and _processes_are_counted_here():
+    if limits.get("max_processes") and processes_are_counted_here():
         _limit(resource.RLIMIT_NPROC, limits["max_processes"])
 
 
@@ -106,7 +106,7 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _processes_are_counted_here() -> bool:
+def processes_are_counted_here() -> bool:
     """Whether RLIMIT_NPROC counts this sandbox alone: in a user namespace, since Linux 5.14. Elsewhere it counts
     all that the user runs on the node, and would fail the sandbox for what others do."""
     release = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])

@@ -8,11 +8,13 @@ the sandbox's PID namespace, everything in the sandbox with it.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 
 from prorl_hpc.sandbox.tools import usage
 from prorl_hpc.sandbox.tools.loop import Ended
+from prorl_hpc.sandbox.tools.processes import processes_are_counted_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,17 +78,32 @@ class Watch:
 
     def _look_at_processes(self, seen: list[Process]) -> None:
         count = 1 + sum(process.threads for process in seen)
-        if not self._max_processes or count < self._max_processes - 1:
+        if not self._max_processes or count < self._max_processes // 2:
             self._full_since = 0.0
             return
         now = time.monotonic()
-        if count <= self._max_processes:  # or a limit of the kernel's keeps it there
-            self._full_since = self._full_since or now
-            if now - self._full_since < STUCK_S:
+        if count <= self._max_processes:
+            # The kernel may count some more, such as the container's launcher, so it is asked.
+            self._full_since = (self._full_since or now) if self._kernel_refuses_more() else 0.0
+            if not self._full_since or now - self._full_since < STUCK_S:
                 return
         self._full_since = 0.0
-        self._tell(f"the sandbox ran {count} processes, {self._max_processes} are allowed: all were killed")
+        self._tell(f"the sandbox ran all {self._max_processes} processes that are allowed, and more: all were killed")
         self._kill_all(f"the sandbox ran more than the {self._max_processes} processes that are allowed")
+
+    def _kernel_refuses_more(self) -> bool:
+        """Whether one more process would be over its limit now."""
+        unlimited = resource.getrlimit(resource.RLIMIT_NPROC)
+        if processes_are_counted_here():
+            resource.setrlimit(resource.RLIMIT_NPROC, (min(self._max_processes, unlimited[1]), unlimited[1]))
+        try:
+            if os.fork() == 0:
+                os._exit(0)
+        except BlockingIOError:
+            return True
+        finally:
+            resource.setrlimit(resource.RLIMIT_NPROC, unlimited)
+        return False
 
     def _kill_all(self, reason: str) -> None:
         """Kill everything but this process, against what goes on making more. Ended when it goes on too long."""

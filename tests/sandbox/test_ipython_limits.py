@@ -137,3 +137,19 @@ async def test_restarts_leave_nothing_open(cells: Cells) -> None:
         await cells.run("import os; os._exit(0)")
     await cells.say("1")
     assert await cells.bash(count) == before
+
+
+async def test_forged_messages_cost_the_kernel_only(cells: Cells) -> None:
+    for forged in ("b'5\\n'", "b'{}\\n'", "b'[1]\\n'", "b'{\"file\": 5}\\n'", "b'{'", "b'x' * 100_000"):
+        await cells.run(
+            f"import os, time\nos.write(3, {forged})\ntime.sleep(0.1)\nos.write(3, b'\\n')\ntime.sleep(600)", 5.0
+        )
+        assert (await cells.say("1")).endswith("1\n"), forged
+    assert await cells.bash("echo alive") == "alive\n"
+
+
+async def test_output_without_end_from_the_background_holds_up_nothing(cells: Cells) -> None:
+    await cells.say("import subprocess\nflood = subprocess.Popen(['yes'])")
+    assert "y\ny\n" in await cells.say("import time\ntime.sleep(0.1)")
+    assert await cells.bash("echo hi") == "hi\n"
+    assert "0" in await cells.say("flood.kill(); flood.wait(); 0")

@@ -29,6 +29,11 @@ START_S = 60.0
 """How long one Python may take until it takes cells."""
 RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cell_runner.py")
 CONTROL_FD = 3
+PIPE_READS = (1 << 20) // READ_BYTES
+"""Empty the largest pipe that an unprivileged process can make."""
+MAX_MESSAGE_BYTES = 1 << 16
+MAX_FILES = 100
+"""Named in one answer; a cell may make more."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -159,7 +164,10 @@ class CellProcess:
         if not self.ready and len(self._candidates) > 1:
             self._candidates.pop(0)
             self.take()
-            self.start()
+            try:
+                self.start()
+            except OSError as error:  # whoever waits for it sees that it ended, and why
+                self.output.add(str(error).encode())
 
     def _close(self) -> None:
         self._received = self._unsent = b""
@@ -179,8 +187,9 @@ class CellProcess:
 
     def drain(self) -> None:
         """Take all that was written up to now."""
-        while self._take_output():
-            pass
+        for _ in range(PIPE_READS):  # what goes on writing must not keep us here
+            if not self._take_output():
+                return
 
     def _take_output(self) -> bool:
         """Whether there may be more at once."""
@@ -228,21 +237,23 @@ class CellProcess:
             return
         self._received += data
         *lines, self._received = self._received.split(b"\n")
-        for line in lines:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                self.kill()  # a cell wrote to what is not its own
-                return
-            self._on_message(message)
+        try:
+            for line in lines:
+                self._on_message(json.loads(line))
+            if len(self._received) > MAX_MESSAGE_BYTES:
+                raise ValueError("a message without an end")
+        except (ValueError, TypeError, KeyError):
+            self.kill()  # a cell wrote to what is not its own
 
     def _on_message(self, message: dict[str, Any]) -> None:
+        """ValueError, TypeError or KeyError for what cell_runner.py does not send."""
         if "ready" in message:
             self._on_ready()
         elif "file" in message:
-            self.files.append(message["file"])
-        elif "done" in message:
-            self.exit_code = message["done"]
+            if len(self.files) < MAX_FILES:
+                self.files.append(message["file"][:4096].encode().decode())  # str it must be, and can be sent
+        else:
+            self.exit_code = int(message["done"])
 
     def _on_ready(self) -> None:
         self.take()  # what it said while it started is of no interest now

@@ -109,10 +109,7 @@ def c_flusher() -> Callable[[], object]:
 def attach(shell: Any, display: Display) -> None:
     """Let the shell, ours or a kernel's, write all it has to say to stdout, as plain text."""
     own = os.getpid()
-    exit_class = type(shell.exiter)
-
-    def leave(_: object, code: object = None) -> NoReturn:
-        raise SystemExit(code)
+    flush_c = c_flusher()
 
     def end_cell(*_: object) -> None:
         sys.stdout.flush()
@@ -120,6 +117,27 @@ def attach(shell: Any, display: Display) -> None:
         flush_c()
         if os.getpid() != own:  # the cell forked, and this is the child, at its end
             os._exit(0)
+
+    def show_page(_: object, text: Any, *__: object, **___: object) -> None:
+        print(text.get("text/plain", "") if isinstance(text, dict) else text)
+
+    transform = shell.transform_cell
+    shell.transform_cell = lambda cell: cell + "\n" if PLAIN.fullmatch(cell) else transform(cell)
+    shell.events.register("post_run_cell", end_cell)
+    shell.set_hook("show_in_pager", show_page, 0)
+    shell.system = shell.system_raw
+    shell.display_formatter.active_types = [kind for kind, _ in IMAGES] + list(TEXTS)
+    shell.display_pub.publish = display.publish
+    shell.display_pub.clear_output = lambda wait=False: None
+    attach_results(shell, display)
+    attach_errors(shell)
+
+
+def attach_errors(shell: Any) -> None:
+    """Tracebacks go to stdout like all else; exit does not end the interpreter."""
+
+    def leave(_: object, code: object = None) -> NoReturn:
+        raise SystemExit(code)
 
     def show_traceback(kind: object, error: object, lines: list[str]) -> None:
         shell._last_traceback = lines
@@ -134,22 +152,9 @@ def attach(shell: Any, display: Display) -> None:
         else:
             plain_showtraceback(*arguments, **named)
 
-    def show_page(_: object, text: Any, *__: object, **___: object) -> None:
-        print(text.get("text/plain", "") if isinstance(text, dict) else text)
-
-    flush_c = c_flusher()
-    exit_class.__call__ = leave
-    shell.events.register("post_run_cell", end_cell)
+    type(shell.exiter).__call__ = leave
     shell._showtraceback = show_traceback
     shell.showtraceback = showtraceback
-    shell.set_hook("show_in_pager", show_page, 0)
-    shell.system = shell.system_raw
-    shell.display_formatter.active_types = [kind for kind, _ in IMAGES] + list(TEXTS)
-    shell.display_pub.publish = display.publish
-    shell.display_pub.clear_output = lambda wait=False: None
-    attach_results(shell, display)
-    transform = shell.transform_cell
-    shell.transform_cell = lambda cell: cell + "\n" if PLAIN.fullmatch(cell) else transform(cell)
 
 
 def attach_results(shell: Any, display: Display) -> None:
@@ -213,10 +218,7 @@ class Cells:
             return self._loop.run_until_complete(task)
         except KeyboardInterrupt:
             task.cancel()
-        try:
-            return self._loop.run_until_complete(task)
-        except asyncio.CancelledError as error:
-            raise KeyboardInterrupt().with_traceback(error.__traceback__) from None  # it knows the place in the cell
+        return self._loop.run_until_complete(task)  # the shell shows where the cell was
 
 
 def _not_now(number: int, frame: FrameType | None) -> None:
@@ -232,7 +234,6 @@ def settings() -> Any:
     config.InteractiveShell.separate_in = ""
     config.HistoryManager.enabled = False
     config.Kernel._execute_sleep = 0.0
-    config.IPKernelApp.outstream_class = None  # stdout stays the tool server's pipe
     return config
 
 
@@ -262,7 +263,10 @@ def start_inprocess(display: Display, control: Control) -> None:
 def start_kernel(display: Display, control: Control, connection_file: str) -> None:
     from ipykernel.kernelapp import IPKernelApp
 
-    app: Any = IPKernelApp.instance(config=settings())
+    class CellKernelApp(IPKernelApp):
+        outstream_class: Any = None  # stdout stays the tool server's pipe
+
+    app: Any = CellKernelApp.instance(config=settings())
     app.initialize(["-f", connection_file])
     attach(app.shell, display)
     app.kernel.raw_input = app.kernel.getpass = no_input

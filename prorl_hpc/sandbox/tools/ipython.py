@@ -91,7 +91,7 @@ class Kernel:
         process = self._process
         before = self._revive()
         if not process.ready and (failure := (yield from self._until_ready(call, deadline))):
-            return failure
+            return Answer(f"{before}{failure.output!s}", failure.exit_code, timed_out=failure.timed_out)
         process.begin(code)
         while process.exit_code is None and process.pid and not (call.cancelled or self._interrupted):
             if time.monotonic() >= deadline:
@@ -139,8 +139,8 @@ class Kernel:
         if not self._process.end:
             self._process.start()
             return ""
-        self._process.take()
-        return self._start_again()
+        said, _ = self._process.take()
+        return said + ("\n" if said and not said.endswith("\n") else "") + self._start_again()
 
     def _start_again(self) -> str:
         how = "was ended by ipython_restart" if self._replaced else f"ended {self._process.end}"

@@ -33,7 +33,7 @@ class Jupyter:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._waiting: list[Callable[[], None]] = []
-        self._error: ImportError | None = None
+        self.error: ImportError | None = None
         self.session_class: Any = None
         self.zmq: Any = None
         self.context: Any = None
@@ -42,7 +42,7 @@ class Jupyter:
         threading.Thread(target=self._load, daemon=True).start()
 
     def when_loaded(self, use: Callable[[], None]) -> None:
-        if self.context is not None:
+        if self.context is not None or self.error is not None:
             use()
         else:
             self._waiting.append(use)
@@ -54,15 +54,14 @@ class Jupyter:
 
             self.zmq, self.session_class = zmq, Session
         except ImportError as error:
-            self._error = error
+            self.error = error
         finally:
             os.close(self._done)
 
     def _loaded(self, wake: int) -> None:
         self._loop.close(wake)
-        if self._error is not None:
-            raise self._error  # the kit is incomplete: nothing here can run cells
-        self.context = self.zmq.Context()
+        if self.error is None:
+            self.context = self.zmq.Context()
         for use in self._waiting:
             use()
         self._waiting.clear()
@@ -101,6 +100,10 @@ class KernelProcess(CellProcess):
         if not self.pid:
             return  # it ended while we waited
         jupyter = self._jupyter
+        if jupyter.error is not None:
+            self.output.add(f"the tool server cannot speak to a kernel: {jupyter.error}".encode())
+            self.kill()
+            return
         self._session = jupyter.session_class(key=self._connection["key"].encode())
         self._socket = jupyter.context.socket(jupyter.zmq.DEALER)
         self._socket.linger = 0
@@ -122,15 +125,17 @@ class KernelProcess(CellProcess):
             except zmq.Again:
                 return
             try:
-                message = self._session.deserialize(self._session.feed_identities(parts)[1])
-            except (ValueError, TypeError, KeyError):
+                self._on_reply(self._session.deserialize(self._session.feed_identities(parts)[1]))
+            except (ValueError, TypeError, KeyError, AttributeError):
                 self.kill()  # a cell wrote to what is not its own
                 return
-            if message["msg_type"] == "execute_reply":
-                failed = message["content"]["status"] != "ok"
-                exited = message["content"].get("ename") == "SystemExit"
-                left_well = exited and message["content"].get("evalue") in ("None", "0", "")
-                self.exit_code = 1 if failed and not left_well else 0
+
+    def _on_reply(self, message: dict[str, Any]) -> None:
+        if message["msg_type"] != "execute_reply":
+            return
+        content = message["content"]
+        left_well = content.get("ename") == "SystemExit" and content.get("evalue") in ("None", "0", "")
+        self.exit_code = 0 if content["status"] == "ok" or left_well else 1
 
     def _close(self) -> None:
         super()._close()

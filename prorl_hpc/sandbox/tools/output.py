@@ -6,8 +6,11 @@ import re
 
 READ_BYTES = 65536
 _NOT_TEXT = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+    # One character class first, so that the search for it is a fast one.
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+    r"(?:(?<=\x1b)(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~]))?"
 )
+_CONTROLS = bytes(byte for byte in range(128) if _NOT_TEXT.match(chr(byte)))
 
 
 class BoundedOutput:
@@ -39,11 +42,13 @@ class BoundedOutput:
         """As UTF-8, what is invalid replaced; without terminal control sequences if ``strip_ansi``."""
         self._trim()
         if not self._dropped:
-            return _text(bytes(self._head + self._tail), strip_ansi)
+            return _text(self._head + self._tail, strip_ansi)
         mark = f"\n[... {self._dropped} bytes of output left out here ...]\n"
-        return _text(bytes(self._head), strip_ansi) + mark + _text(bytes(self._tail), strip_ansi)
+        return _text(self._head, strip_ansi) + mark + _text(self._tail, strip_ansi)
 
 
-def _text(data: bytes, strip_ansi: bool) -> str:
+def _text(data: bytearray, strip_ansi: bool) -> str:
     text = data.decode("utf-8", "replace")
-    return _NOT_TEXT.sub("", text) if strip_ansi else text
+    if not strip_ansi or len(data.translate(None, _CONTROLS)) == len(data):
+        return text
+    return _NOT_TEXT.sub("", text)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import resource
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from test_editor import host
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.attached_runtime import AttachedRuntime
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, ToolResult
-from prorl_hpc.sandbox.tools import files
+from prorl_hpc.sandbox.tools import editor, files
 from prorl_hpc.sandbox.tools.framing import MAX_BODY_BYTES
 from prorl_hpc.sandbox.tools.toolset import Call, Refused
 from prorl_hpc.sandbox.tools.workspace import Workspace
@@ -54,7 +57,7 @@ async def every_tool(sandbox: Sandbox, path: str) -> list[tuple[str, ToolResult]
 
 
 @pytest.fixture
-def outside(runtime_dir: Path) -> Path:
+def outside(runtime_dir: Path) -> Iterator[Path]:
     """A file of the node, beside the sandboxes."""
     path = runtime_dir / "secret"
     path.write_text("root of all secrets\n")
@@ -249,3 +252,46 @@ def test_open_paths_lets_files_be_anywhere_but_only_files(tmp_path: Path) -> Non
     for path in ("/dev/zero", str(tmp_path / "fifo"), "/", "/tmp"):
         with pytest.raises(Refused):
             download(root, path, open_paths=True)
+
+
+@pytest.mark.apptainer
+async def test_a_read_only_place_is_said(runtime_dir: Path) -> None:
+    runtime = await prepared("apptainer", runtime_dir, replace(SMALL, open_paths=True))
+    sandbox = await runtime.start(SandboxSpec("a"))
+    await sandbox.upload("/tmp/x", b"x")
+    assert await sandbox.download("/tmp/x") == b"x"
+    for tool, arguments in (
+        ("upload", {"path": "/usr/new/x"}),
+        ("edit", {"command": "create", "path": "/usr/x", "text": "x"}),
+        ("edit", {"command": "insert", "path": "/usr/bin/which", "line": 0, "text": "x"}),
+    ):
+        result = await sandbox.call(tool, arguments, TIMEOUT_S)
+        assert result.exit_code == 2, result
+        assert "Read-only file system" in result.output or "Permission denied" in result.output, result
+    await runtime.close()
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """A limit of the system's own on the size of files, as a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_cannot_be_written_whole_leaves_the_file_as_it_was(tmp_path: Path, small_files: None) -> None:
+    tools, edit = files.Tools(host(tmp_path)), editor.Tools(host(tmp_path))
+    tools.upload(Call(1, "upload", 10, b"a\n" * 4000), "f")
+    with pytest.raises(Refused, match="File too large"):
+        tools.upload(Call(1, "upload", 10, b"b" * 4000), "f", append=True)
+    for names in (1, 2):
+        with pytest.raises(Refused, match="File too large"):
+            edit.edit(Call(1, "edit", 10, b""), "insert", "f", line=4000, text="b" * 4000)
+        assert (tmp_path / "f").read_bytes() == b"a\n" * 4000
+        assert len(list(tmp_path.iterdir())) == names
+        if names == 1:
+            (tmp_path / "second").hardlink_to(tmp_path / "f")
+    with pytest.raises(Refused, match="File too large"):
+        edit.edit(Call(1, "edit", 10, b""), "create", "g", text="b" * 11_000)
+    assert not (tmp_path / "g").exists()

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from odd_images import empty_image
+from sandbox_runtimes import SMALL, prepared
+from test_editor import host
 
+from prorl_hpc.sandbox.attached import AttachedSandbox
 from prorl_hpc.sandbox.attached_runtime import AttachedRuntime
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, ToolResult
+from prorl_hpc.sandbox.tools import patches
 from prorl_hpc.sandbox.tools.framing import MAX_BODY_BYTES
+from prorl_hpc.sandbox.tools.toolset import Call, Refused
 
 TIMEOUT_S = 60.0
 REPOSITORY = r"""
@@ -99,7 +106,10 @@ async def test_all_that_changed_and_nothing_else(sandbox: Sandbox, tmp_path: Pat
 
 async def test_nothing_of_the_repository_is_touched(sandbox: Sandbox) -> None:
     await bash(sandbox, CHANGES + "git add changed; git rm -q --cached script")
-    look = "find . -type f -not -path '*/objects/*' -printf '%p %T@ %s\n' | sort; find .git/objects -type f | sort; git --no-optional-locks status --porcelain; git ls-files -s; cat .git/HEAD; git stash list"
+    look = (  # not the times of objects: git notes that one is in use
+        "find . -type f -not -path '*/objects/*' -printf '%p %T@ %s\n' | sort; find .git/objects -type f | sort;"
+        "git --no-optional-locks status --porcelain; git ls-files -s; cat .git/HEAD; git stash list"
+    )
     before = await bash(sandbox, look)
     await patch(sandbox)
     assert await bash(sandbox, look) == before
@@ -210,3 +220,24 @@ async def test_time(sandbox: Sandbox) -> None:
     result = await sandbox.call("patch", {}, 0.0)
     assert result.timed_out and "timed out after 0 s" in result.output
     assert await patch(sandbox) == b""
+
+
+@pytest.mark.apptainer
+async def test_an_image_without_git(runtime_dir: Path, tmp_path: Path) -> None:
+    config = replace(SMALL, image=str(empty_image(tmp_path / "image")))
+    runtime = await prepared("apptainer", runtime_dir, config)
+    sandbox = await runtime.start(SandboxSpec("a"))
+    assert isinstance(sandbox, AttachedSandbox)
+    workspace: Path = sandbox._box.workspace
+    git(workspace, "init", "-q")
+    git(workspace, "-c", "user.name=a", "-c", "user.email=a", "commit", "-q", "--allow-empty", "-m", "base")
+    await sandbox.upload("new", b"x\n")
+    assert b"+++ b/new\n" in await patch(sandbox)
+    await runtime.close()
+
+
+def test_no_git_at_all(tmp_path: Path) -> None:
+    (tmp_path / ".git/objects").mkdir(parents=True)
+    nowhere = host(tmp_path, env={"PATH": str(tmp_path)})
+    with pytest.raises(Refused, match="there is no git"):
+        next(patches.Tools(nowhere).patch(Call(1, "patch", 10, b"")))

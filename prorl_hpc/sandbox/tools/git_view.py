@@ -144,12 +144,13 @@ class GitView:
 
 
 def find_git(host: Host) -> tuple[list[str], str]:
-    """How git is started, and the PATH for it: the image's, else the one that was brought along."""
+    """How git is started, and the PATH for it: the one that was brought along, which is the same for every image and
+    nothing inside can replace; without a kit the one on the PATH."""
     path = host.settings.env.get("PATH") or os.environ.get("PATH", os.defpath)
-    if found := shutil.which("git", path=path):
-        return [found], path
     kit = host.kit
     if kit and os.path.exists(os.path.join(kit, "bin", "git")):
         loader = [os.path.join(kit, "ld.so"), "--library-path", os.path.join(kit, "lib")]
         return [*loader, os.path.join(kit, "bin", "git")], path
-    raise Refused("there is no git: neither in the image (on its PATH) nor on the node that runs it")
+    if found := shutil.which("git", path=path):
+        return [found], path
+    raise Refused("there is no git: neither on the node that runs this sandbox nor in its image (on the PATH)")

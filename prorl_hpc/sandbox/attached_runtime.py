@@ -18,7 +18,7 @@ from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox import tools
 from prorl_hpc.sandbox.attached import AttachedSandbox, ServerSettings
-from prorl_hpc.sandbox.cgroups import Cgroups, group_name, holding_prefix
+from prorl_hpc.sandbox.cgroups import Cgroups, group_name
 from prorl_hpc.sandbox.directories import Box, Holding, remove_tree, space_left
 from prorl_hpc.sandbox.leftovers import record_session, sweep
 from prorl_hpc.sandbox.limits import group_limits, server_limits
@@ -29,6 +29,7 @@ from prorl_hpc.sandbox.warm_pool import WarmPool
 log = logging.getLogger(__name__)
 
 CODE = Path(tools.__file__).parent
+_SHELL_S = 20.0
 SHELL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -86,12 +87,12 @@ class AttachedRuntime(abc.ABC):
             return
         self._groups = await asyncio.to_thread(Cgroups.find)
         for path in await asyncio.to_thread(sweep, self._runtime_dir):
-            await asyncio.to_thread(self._groups.sweep, holding_prefix(path))
             log.info("removed %s, which a dead run left", path)
         self._holding = Holding(self._runtime_dir)
         try:
             await self._prepare(self._holding.path)
             trial = await self._start_warm()
+            await _try_shell(trial)
         except BaseException:
             await self._let_go()
             self._holding.release()
@@ -162,7 +163,7 @@ class AttachedRuntime(abc.ABC):
         except BaseException:
             remove_tree(box.path)
             raise
-        make_group = functools.partial(self._groups.make, group_name(box.path), group_limits(self._config))
+        make_group = functools.partial(self._groups.make, group_name(box.path), group_limits(self._config), box.groups)
         sandbox = AttachedSandbox(name, box, process, make_group)
         # Known to ``close`` from here on, ready or not.
         self._sandboxes = {name: kept for name, kept in self._sandboxes.items() if not kept.stopped}
@@ -209,6 +210,13 @@ class AttachedRuntime(abc.ABC):
             open_paths=config.open_paths,
             limits=server_limits(config),
         )
+
+
+async def _try_shell(trial: AttachedSandbox) -> None:
+    """A sandbox is ready when its tool server answers; that a shell starts in it is tried once."""
+    result = await trial.call("bash", {"command": "true"}, _SHELL_S)
+    if result.exit_code != 0:
+        raise SandboxError(f"the shell of a sandbox does not work: {result.output.strip()}")
 
 
 def socket_environment(sockets: dict[str, str]) -> dict[str, str]:

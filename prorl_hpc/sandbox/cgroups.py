@@ -132,28 +132,33 @@ class Cgroups:
         """``cgroup v1`` or ``cgroup v2``; empty where ``controller`` (memory, pids, cpu) cannot be had."""
         return next((f"cgroup v{place.version}" for place in self._places if controller in place.controllers), "")
 
-    def make(self, name: str, limits: GroupLimits) -> Group | None:
-        """A group with these limits; None where there are no groups. SandboxError when it is refused after all."""
-        return Group(name, self._places, limits, self._tree) if self._places else None
-
-    def sweep(self, prefix: str) -> list[str]:
-        """Remove the groups whose names begin so; returns them."""
-        found = [path for place in self._places for path in place.path.glob(f"{prefix}*")]
-        for path in found:
-            _remove(path, self._tree)
-        return sorted({path.name for path in found})
+    def make(self, name: str, limits: GroupLimits, record: Path | None = None) -> Group | None:
+        """A group with these limits; None where there are no groups. SandboxError when it is refused after all.
+        Its directories are written into ``record``, for whoever finds it after this process."""
+        if not self._places:
+            return None
+        if record is not None:
+            record.write_text("".join(f"{place.path / name}\n" for place in self._places))
+        return Group(name, self._places, limits, self._tree)
 
 
 def group_name(box: Path) -> str:
-    """Of the sandbox with this directory: ``<runtime directory>.<holding>.<box>``, or of a holding: its beginning."""
+    """Of the sandbox with this directory: ``<runtime directory>.<holding>.<box>``."""
     runtime_dir = box.parent.parent.name
-    prefix = f"prorl-{os.getuid()}-"
+    prefix = _prefix()
     return f"{runtime_dir if runtime_dir.startswith(prefix) else prefix + runtime_dir}.{box.parent.name}.{box.name}"
 
 
-def holding_prefix(holding: Path) -> str:
-    """The beginning of the names of all groups of a holding."""
-    return group_name(holding / "x")[:-1]
+def remove_recorded(record: Path, tree: Tree | None = None) -> None:
+    """Remove the groups of a dead process, with all that is in them. SandboxError when something stays."""
+    for line in record.read_text().splitlines():
+        path = Path(line)
+        if path.name.startswith(_prefix()) and (path / "cgroup.procs").exists():
+            _remove(path, tree or Tree())
+
+
+def _prefix() -> str:
+    return f"prorl-{os.getuid()}-"
 
 
 def _candidates(proc: Path, tree: Tree) -> Iterator[_Place]:
@@ -203,7 +208,7 @@ def _open_own(own: Path, tree: Tree) -> None:
     missing = [name for name in missing if name not in (own / "cgroup.subtree_control").read_text().split()]
     if not missing:
         return
-    others = own / f"prorl-{os.getuid()}-others"
+    others = own / f"{_prefix()}others"
     with contextlib.suppress(OSError):  # then the controllers stay away, which the caller sees
         pids = (own / "cgroup.procs").read_text().split()
         if any(Path(f"/proc/{pid}").stat().st_uid != os.getuid() for pid in pids):
@@ -219,7 +224,7 @@ def _open_own(own: Path, tree: Tree) -> None:
 def _works(place: _Place, tree: Tree) -> bool:
     """Whether a group with limits can be made there."""
     try:
-        group = Group(f"prorl-{os.getuid()}-trial-{os.getpid()}", [place], GroupLimits(64, 16, 1.0), tree)
+        group = Group(f"{_prefix()}trial-{os.getpid()}", [place], GroupLimits(64, 16, 1.0), tree)
     except SandboxError:
         return False
     group.remove()

@@ -6,7 +6,7 @@
             image/                                 the ``host`` image, where it is used
             base/                                  what becomes /.prorl in containers
             <n>/                                   a Box
-                work/ tmp/ s/ log session sockets/ over/
+                work/ tmp/ s/ log session groups sockets/ over/
 
 The kernel frees the lock when the holder dies, however it dies and whatever PID namespace it was in.
 """
@@ -64,6 +64,11 @@ class Box:
     def session(self) -> Path:
         """Id and start of the sandbox's process, whose session all of its helpers stay in (see leftovers.py)."""
         return self.path / "session"
+
+    @property
+    def groups(self) -> Path:
+        """Its control groups, where it has some (see cgroups.py)."""
+        return self.path / "groups"
 
     @property
     def sockets(self) -> Path:

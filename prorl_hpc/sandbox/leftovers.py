@@ -25,6 +25,7 @@ from pathlib import Path
 import psutil
 
 from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.sandbox.cgroups import remove_recorded
 from prorl_hpc.sandbox.directories import LOCK, MARKER, Box, remove_tree
 
 log = logging.getLogger(__name__)
@@ -141,6 +142,8 @@ def _sweep_one(path: Path) -> bool:
     except BlockingIOError:
         return False  # its holder lives
     else:
+        for record in path.glob("*/groups"):
+            remove_recorded(record)
         kill_marked(path)
         remove_tree(path)
         return True

@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
         if getattr(args, number, 1) <= 0:
             raise ConfigError(f"--{number} takes a number above 0")
     options = BuildOptions(timeout_s=args.timeout, no_https=getattr(args, "no_https", False))
+    options = replace(options, flags=tuple(getattr(args, "flag", ())))
     options = replace(options, force=getattr(args, "force", False), fakeroot=not getattr(args, "no_fakeroot", False))
     if args.verb == "convert":
         return image_conversion.run(args, cache, options)
@@ -76,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--force", action="store_true", help="make it again although it is there")
     for verb in (pulling, many):
         verb.add_argument("--no-https", action="store_true", help="the registry speaks plain http")
+    making.add_argument(
+        "--flag", action="append", default=[], help="for apptainer build itself, such as --flag=--notest"
+    )
     for verb in (making, pulling, many):
         verb.add_argument(
             "--timeout", type=float, default=3600.0, metavar="S", help="seconds per image (default: 3600)"

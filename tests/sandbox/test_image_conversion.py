@@ -61,7 +61,7 @@ def run(file: Path, said: list[str], tries: int = 1) -> Report:
 def test_a_dataset_is_converted_and_a_second_run_does_only_what_failed(registry: Registry, dataset: Path) -> None:
     said: list[str] = []
     report = run(dataset, said)
-    assert report.counts == {"done": 3, "skipped": 0, "failed": 1, "not started": 0}
+    assert report.counts == {"done": 3, "skipped": 0, "failed": 1, "not started": 0}, report.outcomes
     written = json.loads(dataset.with_name("report.json").read_text())
     assert written["counts"] == report.counts
     failed = [image for image in written["images"] if image["state"] == "failed"]

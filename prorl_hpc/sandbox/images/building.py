@@ -8,6 +8,7 @@ import collections
 import hashlib
 import json
 import os
+import random
 import re
 import selectors
 import signal
@@ -28,6 +29,8 @@ from prorl_hpc.sandbox.images.references import Reference
 QUIET_S = 30.0
 """After so long without a line from the builder, progress says that it is at work."""
 _END_S = 15.0
+_HALF_INDEX = "unexpected end of JSON input"
+_INDEX_TRIES = 6
 _DIRECT = ("library", "oras", "https", "http")
 """Already a SIF where they come from: spython's pull fetches them as they are; all others are built from layers."""
 _HINTS = (
@@ -53,7 +56,13 @@ _HINTS = (
         r"no such host|connection refused|i/o timeout|network is unreachable|dial tcp|TLS handshake|could not connect",
         "this node does not reach the registry: run it on a node with internet (often the login node), or set $https_proxy",
     ),
+    (_HALF_INDEX, "the builder's cache of layers is damaged: `apptainer cache clean` empties it"),
     (r"server gave HTTP response to HTTPS client", "the registry speaks plain http: add --no-https"),
+    (
+        r"starting the `faked' daemon|--ignore-fakeroot-command",
+        "the image's C library does not take the fakeroot program of this node, which stands in where /etc/subuid does not "
+        "list you: ask for an entry there, or try --flag=--ignore-fakeroot-command",
+    ),
     (
         r"newuidmap|subuid|user namespace|fakeroot",
         "building needs user namespaces, and for most definitions /etc/subuid or the `fakeroot` program on this node: ask its "
@@ -74,6 +83,8 @@ class BuildOptions:
     """For definitions: act as root within the build."""
     force: bool = False
     """Make it although it is there."""
+    flags: tuple[str, ...] = ()
+    """For the builder itself, as they are."""
 
 
 def pull(
@@ -94,9 +105,10 @@ def pull(
         if made_meanwhile and made_meanwhile != found:
             return made_meanwhile, False
         flags = ["--no-https"] if options.no_https and reference.kind not in _DIRECT else []
+        flags += options.flags
         what = "pull" if reference.kind in _DIRECT else "build"
         request = {"what": what, "binary": binary, "source": str(reference), "target": str(aside), "options": flags}
-        run_builder(request, progress, options.timeout_s, stop, subject=f"the pull of {reference}")
+        _pull_layers(request, progress, options.timeout_s, stop or threading.Event(), f"the pull of {reference}")
         labels = inspect_labels(aside, binary, progress)
         entry = cache.publish(
             aside, name, reference=str(reference), kind=reference.kind, built_by=version, labels=labels
@@ -119,7 +131,7 @@ def build(
             return _same(cache, made_meanwhile, digest), False
         text = aside.with_suffix(".def")
         text.write_text(definition.text)
-        flags = ["--fakeroot"] if options.fakeroot else []
+        flags = [*(["--fakeroot"] if options.fakeroot else []), *options.flags]
         request = {"what": "build", "binary": binary, "source": str(text), "target": str(aside), "options": flags}
         run_builder(
             request,
@@ -139,6 +151,22 @@ def build(
             labels=labels,
         )
     return entry, True
+
+
+def _pull_layers(
+    request: dict[str, Any], progress: Progress, timeout_s: float, stop: threading.Event, subject: str
+) -> None:
+    """Pulls of different images share Apptainer's cache of layers, whose index is written in place (1.4): who reads it just
+    then finds half of it. Nothing is lost by asking again."""
+    for number in range(1, _INDEX_TRIES + 1):
+        try:
+            return run_builder(request, progress, timeout_s, stop, subject=subject)
+        except SandboxError as error:
+            if _HALF_INDEX not in str(error) or number == _INDEX_TRIES:
+                raise
+        progress("another pull was writing the index of the builder's layers: again")
+        stop.wait(number * random.random())
+    raise AssertionError("unreachable: the last try returns or raises")
 
 
 def _same(cache: ImageCache, entry: Entry, digest: str) -> Entry:

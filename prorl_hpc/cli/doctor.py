@@ -8,27 +8,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import psutil
 
+from prorl_hpc.cli.doctor_sandbox import examine_sandboxes
+from prorl_hpc.cli.findings import Finding
 from prorl_hpc.config.model_directory import prorl_home
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
 from prorl_hpc.inference.factory import available_engines
 
 _GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Finding:
-    """``grade``: ok, warn (something will be slower or missing) or fail (runs will not work)."""
-
-    grade: str
-    subject: str
-    found: str
-    cure: str = ""
 
 
 def main(argv: list[str]) -> int:
@@ -53,6 +44,7 @@ def examine() -> Iterator[Finding]:
         _slurm,
         _sandbox,
         _user_namespaces,
+        examine_sandboxes,
         _paths,
         _memory,
     ]

@@ -100,9 +100,9 @@ class Group:
 
     def remove(self) -> None:
         """Kill what is left in it, and remove it; SandboxError when something stays."""
-        if self._events is not None:
-            os.close(self._events)
-            self._events = None
+        events, self._events = self._events, None
+        if events is not None:
+            os.close(events)
         for path in self._paths:
             _remove(path, self._tree)
 

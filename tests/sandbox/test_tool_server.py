@@ -79,23 +79,36 @@ def test_marks_are_found_however_the_stream_is_cut(terminal: Terminal, size: int
     assert command.output.text(strip_ansi=False) == "out\x01put \x0101234 "
 
 
-def test_an_old_mark_does_not_end_a_command_but_tells_its_code(terminal: Terminal) -> None:
+def test_only_the_newest_mark_ends_a_command_and_the_first_tells_its_code(terminal: Terminal) -> None:
     marks = Marks("00ff")
     earlier = Command("true", marks, terminal, 1000)
     earlier.script(0)
     command = Command("true", marks, terminal, 1000)
     command.script(3)
     command.probe()
-    command.feed(b"\x0100ff:2:5:/\x02")
-    assert not command.done
-    command.feed(b"\x0100ff:3:0:/\x02")
+    command.feed(b"old\x0100ff:1:9:/\x02own\x0100ff:3:5:/\x02")
+    assert not command.done and command.output.text() == "own"
+    command.feed(b"\x0100ff:5:0:/\x02")
     assert command.done and command.exit_code == 5
+
+
+def test_a_lost_mark_is_noticed_by_the_next_line(terminal: Terminal) -> None:
+    marks = Marks("00ff")
+    command = Command("true", marks, terminal, 1000)
+    command.script(0)
+    assert marks.last(b"prompt \x0100ff:2:7:/") is None
+    assert marks.last(b"\x0100ff:1:1:/\x02 \x0100ff:2:7:/\x02 more") == (2, 7)
+    assert not command.lost_its_mark(1, 7) and command.lost_its_mark(2, 7)
+    command.probe()
+    command.feed(b"output\x0100ff:3:0:/\x02")
+    assert command.done and (command.exit_code, command.output.text()) == (7, "output")
+    assert not command.lost_its_mark(2, 7)
 
 
 def test_what_was_there_before_an_interactive_command_is_not_its_output() -> None:
     command = Command("true", Marks("00ff"), None, 1000)
     script = command.script(0).decode()
-    assert "</dev/tty" in script and script.count("printf") == 2
+    assert "</dev/tty" in script and script.count("printf") == 3
     command.feed(b"$ prompt\x0100ff:1:0:/\x02own\x0100ff:2:0:/\x02")
     assert command.done and command.output.text() == "own"
 

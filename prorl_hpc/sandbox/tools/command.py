@@ -8,8 +8,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from prorl_hpc.sandbox.tools.terminal import Terminal
 
-INTERACTIVE_TERMINAL = "/dev/tty"
-"""The shell's own; from it, programs read what a person types."""
+SHELLS_TERMINAL = "/dev/tty"
+"""The shell's own, and that of interactive commands: from it, programs read what a person types."""
+INTERRUPTED = 130
+"""The exit code of what SIGINT ended."""
 
 
 class Marks:
@@ -27,10 +29,22 @@ class Marks:
         self.serial += 1
         return self._format.format(self.serial, terminal)
 
+    def last(self, data: bytes) -> tuple[int, int] | None:
+        """Serial and exit code of the last whole mark in it."""
+        start = data.rfind(self.head)
+        end = data.find(b"\x02", start) if start >= 0 else -1
+        if end < 0:
+            return None
+        serial, code, _ = data[start + len(self.head) : end].split(b":", 2)
+        return int(serial), int(code)
+
 
 class Command:
-    """Its text, its output, and whether it is over: when the newest mark arrived, so that nothing that was written to
-    the shell is still unread then."""
+    """Its text, its output, and whether it is over: when its terminal brings the mark that was asked for last.
+
+    The mark is on the command's own line, which is the quickest. But an error may throw the shell back to its prompt,
+    past the rest of that line; so the next line writes a mark to the shell's own terminal, which nobody waits for. Where
+    that one comes alone, the command is over, and a third mark, again in its terminal, shows where its output ends."""
 
     def __init__(self, text: str, marks: Marks, terminal: Terminal | None, limit: int) -> None:
         """Without a terminal of its own it runs on the shell's: interactive."""
@@ -44,8 +58,10 @@ class Command:
         self.kept = False
         """It goes on, and no call waits for it."""
         self._marks = marks
-        self._terminal_name = terminal.name if terminal else INTERACTIVE_TERMINAL
-        self._begin = 0
+        self._terminal_name = terminal.name if terminal else SHELLS_TERMINAL
+        self._first = self._awaited = self._fallback = 0
+        """Serials: of the first mark that is not earlier than the command, of that which ends it, of the next line's."""
+        self._fallback_code: int | None = None
         self._limit = limit
         self._news: BoundedOutput | None = None
         self._held = b""
@@ -60,17 +76,29 @@ class Command:
         name = self._terminal_name
         stdin = name if self.interactive else "/dev/null"
         # "command" keeps a syntax error from throwing sh back to its prompt, past the mark.
-        line = f"\\command eval {quoted} <{stdin} >{name} 2>&1\n"
+        line = f"\\command eval {quoted} <{stdin} >{name} 2>&1"
         if last_code:
             line = f"(exit {last_code}); {line}"
         if self.interactive:  # what the shell itself wrote before is not this command's
             line = self._marks.line(name) + line
-            self._begin = self._marks.serial
-        return (line + self._marks.line(name)).encode("utf-8", "replace")
+        line += "; " + self._marks.line(name)
+        self._first = self._awaited = self._marks.serial
+        line += self._marks.line(SHELLS_TERMINAL)
+        self._fallback = self._marks.serial
+        return line.encode("utf-8", "replace")
 
     def probe(self) -> bytes:
-        """For a shell that was interrupted, and may have lost the mark."""
-        return self._marks.line(self._terminal_name).encode()
+        """For a shell that may have lost the mark."""
+        line = self._marks.line(self._terminal_name).encode()
+        self._awaited = self._marks.serial
+        return line
+
+    def lost_its_mark(self, serial: int, code: int) -> bool:
+        """Whether this mark on the shell's own terminal says so: the shell is to be probed."""
+        if self.done or serial != self._fallback:
+            return False
+        self._fallback_code = code
+        return True
 
     def feed(self, data: bytes) -> None:
         if self._held:
@@ -98,13 +126,15 @@ class Command:
 
     def _mark(self, mark: bytes) -> None:
         serial, code, cwd = mark.split(b":", 2)
-        if int(serial) <= self._begin:
+        if int(serial) < self._first:  # all before it is older than this command
             self.output, self._news = BoundedOutput(self._limit), None
             return
-        if self.exit_code is None:  # a later mark tells the code of the earlier one's printf
-            self.exit_code = int(code)
+        if self.exit_code is None:
+            # After the first two, the shell tells the code of its printf for the mark before.
+            later = self._fallback_code if self._fallback_code is not None else INTERRUPTED
+            self.exit_code = int(code) if int(serial) <= self._fallback else later
         self.cwd = cwd.decode("utf-8", "replace")
-        self.done = int(serial) == self._marks.serial
+        self.done = int(serial) >= self._awaited
 
     def _add(self, data: bytes) -> None:
         if data and not self.muted:

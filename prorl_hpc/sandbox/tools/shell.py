@@ -12,7 +12,7 @@ import os
 import signal
 import time
 
-from prorl_hpc.sandbox.tools.command import Command, Marks
+from prorl_hpc.sandbox.tools.command import INTERRUPTED, Command, Marks
 from prorl_hpc.sandbox.tools.processes import kill, send
 from prorl_hpc.sandbox.tools.shell_process import ShellProcess
 from prorl_hpc.sandbox.tools.terminal import Terminal, read_available, set_mode
@@ -28,6 +28,7 @@ DRAIN_S = 0.1
 """How long the output of a shell that ended is waited for, where something in the background holds the terminal."""
 STALE_TERMINALS = 64
 """Terminals of earlier commands that background processes still hold, at most."""
+_LONGEST_MARK = 8192
 
 
 class Shell:
@@ -44,6 +45,7 @@ class Shell:
         self._spared: set[tuple[int, int]] | None = set()
         """What ran before the command, and is not its own; None when that is yet to be looked up."""
         self._last_code = 0
+        self._heard = b""
         self._current: Command | None = None
         self._closed = False
 
@@ -196,7 +198,7 @@ class Shell:
 
     def _end(self, command: Command, *, news: bool = False, cut_short: bool = False) -> Answer:
         """Its terminal serves again if nobody else can have it; that is looked up once the answer is on its way."""
-        self._last_code = 130 if cut_short else command.exit_code or 0
+        self._last_code = INTERRUPTED if cut_short else command.exit_code or 0
         self._spared = None
         if cut_short or not self._process.pid:
             self._retire()
@@ -307,8 +309,10 @@ class Shell:
 
     def _on_terminal(self, master: int) -> None:
         pieces, hung_up = read_available(master)
-        if self._terminal is not None and self._terminal.master == master:
-            self._feed(pieces, interactive=False)
+        command = self._current
+        if command is not None and command.terminal is not None and command.terminal.master == master:
+            for data in pieces:
+                command.feed(data)
         if hung_up:
             self._loop.close(master)
             if master in self._stale:
@@ -318,12 +322,20 @@ class Shell:
 
     def _on_own_terminal(self) -> None:
         pieces, hung_up = read_available(self._process.terminal)
-        self._feed(pieces, interactive=True)
+        command = self._current
+        if command is not None:
+            for data in pieces:
+                if command.interactive:
+                    command.feed(data)
+                else:
+                    self._hear(command, data)
         if hung_up:
             self._loop.unwatch(self._process.terminal)
 
-    def _feed(self, pieces: list[bytes], *, interactive: bool) -> None:
-        command = self._current
-        if command is not None and command.interactive == interactive:
-            for data in pieces:
-                command.feed(data)
+    def _hear(self, command: Command, data: bytes) -> None:
+        """Among what the shell writes to its own terminal: that it is back at its prompt."""
+        self._heard = (self._heard + data)[-_LONGEST_MARK:]
+        if (mark := self._marks.last(self._heard)) is not None:
+            self._heard = b""
+            if command.lost_its_mark(*mark):
+                self._process.write(command.probe())

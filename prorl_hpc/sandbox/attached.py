@@ -97,7 +97,7 @@ class AttachedSandbox:
         self._id = sandbox_id
 
     async def attach(self, settings: ServerSettings, timeout_s: float) -> None:
-        """Hand over the settings, connect, and see that the shell answers. SandboxError with the reason if not."""
+        """Hand over the settings, connect, and get the tool server's answer. SandboxError with the reason if there is none."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._connect(settings)

@@ -114,14 +114,21 @@ def sweep(runtime_dir: Path) -> list[Path]:
     """Remove the holdings of dead processes: those in this runtime directory and in those of this user's other runs
     beside it. Returns what was removed; what cannot be removed is told to the log, and in nobody's way."""
     removed = []
-    candidates = [*runtime_dir.glob("sb-*"), *runtime_dir.parent.glob(f"prorl-{os.getuid()}-*/sb-*")]
-    for path in dict.fromkeys(candidates):
+    for path in _holdings(runtime_dir):
         try:
             if _is_ours(path.parent) and _is_ours(path) and _sweep_one(path):
                 removed.append(path)
         except (SandboxError, OSError) as error:
             log.error("what a dead process left in %s is not swept: %s", path, error)
     return removed
+
+
+def _holdings(runtime_dir: Path) -> list[Path]:
+    found = []
+    for run in dict.fromkeys((runtime_dir, *runtime_dir.parent.glob(f"prorl-{os.getuid()}-*"))):
+        with contextlib.suppress(OSError):  # another run's, which has just been removed, or is somebody else's
+            found += [run / name for name in os.listdir(run) if name.startswith("sb-")]  # noqa: PTH208
+    return found
 
 
 def _is_ours(path: Path) -> bool:

@@ -174,6 +174,6 @@ async def test_the_next_worker_ends_helpers_of_a_killed_worker_and_launcher(
     soon = 4e9
     helpers = [psutil.Process(pid) for pid in in_session(launcher, soon)]
     assert {process.name() for process in helpers} & HELPERS
-    assert len(sweep(runtime_dir)) == 1
+    sweep(runtime_dir)
     _, alive = psutil.wait_procs(helpers, timeout=10)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []

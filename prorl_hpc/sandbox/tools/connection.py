@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import selectors
-import socket
-
 from prorl_hpc.sandbox.tools.framing import BadFrame, Decoder, encode
-from prorl_hpc.sandbox.tools.loop import Ended, Loop
+from prorl_hpc.sandbox.tools.loop import READ, WRITE, Ended, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Callable
     from typing import Any
 
@@ -22,7 +20,7 @@ LAST_WORDS_S = 1.0
 class Connection:
     """Frames go out in order and never make the server wait. Raises Ended where the worker is gone or talks nonsense."""
 
-    def __init__(self, loop: Loop, peer: socket.socket, on_frame: Callable[[dict[str, Any], bytes], None]) -> None:
+    def __init__(self, loop: Loop, peer: _socket.socket, on_frame: Callable[[dict[str, Any], bytes], None]) -> None:
         self._loop = loop
         self._peer = peer
         self._on_frame = on_frame
@@ -30,7 +28,7 @@ class Connection:
         self._buffer = bytearray(READ_BYTES)  # a new one for each read costs three calls of the kernel
         self._unsent: list[memoryview] = []
         self._unsent_bytes = 0
-        self._events = selectors.EVENT_READ
+        self._events = READ
         peer.setblocking(False)
         loop.watch(peer.fileno(), self._ready)
 
@@ -53,7 +51,7 @@ class Connection:
     def _ready(self) -> None:
         if self._unsent:
             self._flush()
-        if not self._events & selectors.EVENT_READ:
+        if not self._events & READ:
             return
         try:
             size = self._peer.recv_into(self._buffer)
@@ -82,9 +80,9 @@ class Connection:
             pass
         except ConnectionError:
             raise Ended("") from None
-        events = selectors.EVENT_WRITE if self._unsent else 0
+        events = WRITE if self._unsent else 0
         if self._unsent_bytes <= HIGH_WATER_BYTES:
-            events |= selectors.EVENT_READ
+            events |= READ
         if events != self._events:
             self._events = events
             self._loop.watch(self._peer.fileno(), self._ready, events)

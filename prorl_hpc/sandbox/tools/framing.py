@@ -6,7 +6,7 @@ The header is an object; the body holds what is large or not text (output, file 
 nor encoded. Both ends check the lengths before they keep anything. Numbers are big-endian.
 
     → {"hello": VERSION, "settings": {…}}                           first, from the worker
-    ← {"hello": VERSION, "shell": "bash"}                           when the shell answers
+    ← {"hello": VERSION}                                            it is ready
     → {"id": 1, "tool": "bash", "arguments": {…}, "timeout_s": 20}  any number at once; the body is what ``upload`` writes
     ← {"id": 1, "exit_code": 0, …}                                  in the order in which they end; the body is the output
     ← {"id": 1, "error": "…"}                                       the call could not be carried out at all
@@ -16,8 +16,9 @@ nor encoded. Both ends check the lengths before they keep anything. Numbers are 
 
 from __future__ import annotations
 
-import json
 import struct
+
+from prorl_hpc.sandbox.tools import plain_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ VERSION = 2
 MAX_HEADER_BYTES = 16 << 20
 MAX_BODY_BYTES = 32 << 20
 _LENGTHS = struct.Struct(">II")
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-_decode = json.JSONDecoder().decode
+_encode = plain_json.encode
+_decode = plain_json.decode
 
 
 class BadFrame(ValueError):

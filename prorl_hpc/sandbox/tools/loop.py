@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import select
-import selectors
 import time
 
 TYPE_CHECKING = False
@@ -23,11 +22,9 @@ if TYPE_CHECKING:
     Work: TypeAlias = Generator[float, None, Any]
 
 FOREVER = float("inf")
-_EPOLL_EVENTS = {
-    selectors.EVENT_READ: select.EPOLLIN,
-    selectors.EVENT_WRITE: select.EPOLLOUT,
-    selectors.EVENT_READ | selectors.EVENT_WRITE: select.EPOLLIN | select.EPOLLOUT,
-}
+READ, WRITE = 1, 2
+"""What a file descriptor is watched for."""
+_EPOLL_EVENTS = {READ: select.EPOLLIN, WRITE: select.EPOLLOUT, READ | WRITE: select.EPOLLIN | select.EPOLLOUT}
 
 
 class Ended(Exception):
@@ -48,7 +45,7 @@ class Loop:
         self._running: list[_Running] = []
         self._later: list[Callable[[], None]] = []
 
-    def watch(self, fd: int, ready: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
+    def watch(self, fd: int, ready: Callable[[], None], events: int = READ) -> None:
         """Call ``ready`` whenever ``fd`` is, or hung up; replaces what was watched before."""
         if fd in self._ready:
             self._epoll.modify(fd, _EPOLL_EVENTS[events])

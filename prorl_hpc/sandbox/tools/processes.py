@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
-import signal
 import sys
 import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # see reaper.py
 
 _OOM_SCORE = 500
 
@@ -109,7 +113,7 @@ def _limit(kind: int, value: int) -> None:
 def processes_are_counted_here() -> bool:
     """Whether RLIMIT_NPROC counts this sandbox alone: in a user namespace, since Linux 5.14. Elsewhere it counts
     all that the user runs on the node, and would fail the sandbox for what others do."""
-    release = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+    release = tuple(int(part) for part in os.uname().release.partition("-")[0].split(".")[:2])
     with open("/proc/self/uid_map") as file:
         return release >= (5, 14) and file.read().split() != ["0", "0", "4294967295"]
 

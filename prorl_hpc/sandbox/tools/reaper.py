@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
 
     from prorl_hpc.sandbox.tools.loop import Loop
+else:
+    import _signal as signal  # the module signal makes enumerations of its numbers, for which every start would wait
 
 
 class Reaper:

@@ -7,9 +7,8 @@ and all it started: that is how a sandbox dies with its worker, however the work
 
 from __future__ import annotations
 
+import _socket  # the module socket imports selectors and makes enumerations, for which every start would wait
 import os
-import signal
-import socket
 import sys
 import time
 
@@ -39,12 +38,12 @@ class Server:
 
     def serve(self, path: str) -> None:
         """Until the worker goes."""
-        listener = socket.socket(socket.AF_UNIX)
+        listener = _socket.socket(_socket.AF_UNIX)
         listener.bind(path)
         listener.listen(1)
 
         def accept() -> None:
-            peer, _ = listener.accept()
+            peer = _socket.socket(fileno=listener._accept()[0])  # type: ignore[attr-defined]
             self._loop.unwatch(listener.fileno())
             listener.close()
             os.unlink(path)
@@ -59,7 +58,7 @@ class Server:
                 self._connection.send_last({"ended": str(end)})
 
     def _on_signal(self, number: int) -> None:
-        raise Ended(f"it got {signal.Signals(number).name}")
+        raise Ended(f"it got signal {number}")
 
     def _on_stdin(self) -> None:
         if not os.read(0, 65536):
@@ -84,14 +83,20 @@ class Server:
         host = Host(Settings(header["settings"]), self._loop, self._reaper, self._kit, self._notices)
         self._tools = ToolBox(host)
 
-        def greet(answer: Answer | None, error: BaseException | None) -> None:
+        self._send({"hello": VERSION})
+        self._loop.later(lambda: self._start_shell(host))
+
+    def _start_shell(self, host: Host) -> None:
+        """The first one, before anybody asks: it takes as long to start as the rest of us."""
+        assert self._tools is not None
+
+        def started(answer: Answer | None, error: BaseException | None) -> None:
             if error is not None or answer is None or answer.exit_code != 0:
                 raise Ended(f"its shell does not work: {error or (answer and answer.output)!r}")
-            self._send({"hello": VERSION})
-            self._loop.later(lambda: self._start_watch(host))
+            self._start_watch(host)
 
         first = Call(0, "bash", 20.0, b"")
-        self._loop.start(self._tools.get("shells").bash(first, command="true"), greet)
+        self._loop.start(self._tools.get("shells").bash(first, command="true"), started)
 
     def _start_watch(self, host: Host) -> None:
         from prorl_hpc.sandbox.tools.watch import Watch

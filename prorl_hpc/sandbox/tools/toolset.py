@@ -8,7 +8,6 @@ A module of tools is imported when one of its tools is first called: a sandbox t
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 
@@ -129,7 +128,9 @@ class ToolBox:
 
     def get(self, module: str) -> Any:
         if module not in self._made:
-            self._made[module] = importlib.import_module(f"{__package__}.{module}").Tools(self._host)
+            name = f"{__package__}.{module}"
+            __import__(name)  # importlib itself would have to be imported first
+            self._made[module] = sys.modules[name].Tools(self._host)
         return self._made[module]
 
     def find(self, tool: Any, arguments: Any) -> Callable[..., Any]:

@@ -155,7 +155,7 @@ def _dataset(config: ProrlConfig) -> Iterator[str]:
 def _images_asked_for(config: ProrlConfig, split: Split, rows: list[Row]) -> dict[str, str]:
     """Image → who asks for it, for the rows that ask for one of their own."""
     handler = get_handler(config.task.name, config.task)
-    asked = {}
+    asked: dict[str, str] = {}
     for row in rows:
         try:
             needs = needs_of(handler, row)

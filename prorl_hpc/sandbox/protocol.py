@@ -39,11 +39,11 @@ class SandboxNeeds:
     """none or host; empty: the runtime's default (``sandbox.network``)."""
     writable: str = ""
     """workspace (the image is read-only) or image (all of it can be written, into a directory that is removed with the
-    sandbox); empty: the runtime's default (``sandbox.writable``)."""
+    sandbox; of ``host`` all but the node's /usr); empty: the runtime's default (``sandbox.writable``)."""
     env: dict[str, str] = field(default_factory=dict)
     sockets: dict[str, str] = field(default_factory=dict)
-    """Unix sockets of the node that the sandbox may connect to, whatever its network: name → path on the node. Inside,
-    each is ``/.prorl/sockets/<name>`` (``local``: its own path), and its path is in $PRORL_SOCKET_<NAME>."""
+    """Unix sockets of the node that the sandbox may connect to, whatever its network: name (lower case) → path on the
+    node, where somebody must be listening before the sandbox starts. Inside, each is ``/.prorl/sockets/<name>`` (``local``: its own path), and its path is in $PRORL_SOCKET_<NAME>."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def busybox_image(path: Path) -> Path:
         pytest.skip(f"{busybox} needs shared libraries: install busybox-static to test images without Python")
     _skeleton(path)
     shutil.copy(busybox, path / "usr" / "bin" / "busybox")
-    for name in ("sh", "ls", "cat", "env", "id", "sleep", "rm", "mkdir", "head", "stat", "mount"):
+    for name in ("sh", "ls", "cat", "env", "id", "sleep", "rm", "mkdir", "head", "stat", "mount", "grep"):
         (path / "usr" / "bin" / name).symlink_to("busybox")
     (path / "bin").symlink_to("usr/bin")
     return path

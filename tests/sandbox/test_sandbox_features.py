@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -11,14 +12,21 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from odd_images import busybox_image, sif_of
+from sandbox_people import SMALL as SMALL_OF_PEOPLE
+from sandbox_people import person
 from sandbox_runtimes import KINDS, SMALL, prepared
 
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.sandbox import container_binary
+from prorl_hpc.sandbox.apptainer import overlay_flags
+from prorl_hpc.sandbox.container_binary import find_binary
+from prorl_hpc.sandbox.directories import Box, Holding
 from prorl_hpc.sandbox.leftovers import HELPERS, in_session, sweep
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec
 
@@ -106,6 +114,22 @@ async def test_all_of_the_image_can_be_written_where_asked(start, tmp_path: Path
 
 
 @pytest.mark.apptainer
+@pytest.mark.parametrize("make", [busybox_image, busybox_sif])
+def test_an_ordinary_user_writes_over_the_image_and_is_nobody_else_for_it(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path]
+) -> None:
+    with person("ordinary") as who:
+        image = make(who.directory / "image")
+        subprocess.run(["chown", "-R", str(who.uid), str(image)], check=True)
+        for name, value in (("image", str(image)), ("writable", "image"), ("max_disk_mib", 256)):
+            monkeypatch.setitem(SMALL_OF_PEOPLE, name, value)
+        command = "echo x > /etc/new; cat /etc/new; rm -r /root; ls -d /root; grep CapEff /proc/self/status; > mine"
+        (result,) = who.run("apptainer", [["a", "call", "bash", {"command": command}, 20]])
+        assert result["output"].startswith("x\n") and "No such file" in result["output"], result
+        assert "CapEff:\t0000000000000000" in result["output"]
+
+
+@pytest.mark.apptainer
 async def test_the_image_is_read_only_elsewhere(start) -> None:
     sandbox = await start(SandboxSpec("a"), make=busybox_image)
     for place in ("/etc/new", "/usr/bin/sh", "/new"):
@@ -121,6 +145,64 @@ async def test_a_directory_of_another_user_is_told(start, tmp_path: Path) -> Non
 
     with pytest.raises(SandboxError, match=r"belongs to another user: sandbox\.writable=image needs"):
         await start(SandboxSpec("a", writable="image"), make=of_another)
+
+
+# --- the elder's name --------------------------------------------------------------------------------
+
+
+@pytest.mark.apptainer
+@pytest.mark.parametrize("writable", ["workspace", "image"])
+async def test_singularity_will_do(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: str) -> None:
+    """By its name alone: what stands behind it here is this machine's program, whichever that is."""
+    shim = tmp_path / "singularity"
+    shim.write_text(f'#!/bin/sh\nexec {find_binary()} "$@"\n')
+    shim.chmod(0o755)
+    monkeypatch.setattr(container_binary, "BINARIES", (str(shim),))
+    sandbox = await start(SandboxSpec("a", writable=writable), make=busybox_image)
+    assert sandbox._process and await output(sandbox, "echo here; pwd") == "here\n/workspace\n"
+
+
+def test_a_file_image_cannot_be_written_over_by_singularity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_hpc.sandbox.apptainer.os.getuid", lambda: 1234)
+    sif = tmp_path / "image.sif"
+    sif.touch()
+    box = Box(tmp_path / "box")
+    assert "--fakeroot" in overlay_flags(sif, box, "/usr/bin/apptainer")
+    with pytest.raises(SandboxError, match=r"needs apptainer for the file .*sandbox\.unpack_images=true"):
+        overlay_flags(sif, Box(tmp_path / "other"), "/usr/bin/singularity")
+
+
+# --- no room ----------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holding = Holding(tmp_path)
+
+    def refuse(self: Path, *arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refuse)
+        patched.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096, f_files=9, f_favail=9))
+        with pytest.raises(
+            SandboxError, match=r"No space left on device.*the file system of .* is full \(0 MiB free\)"
+        ):
+            holding.make_box()
+    holding.release()
+
+
+@pytest.mark.parametrize("state", ["empty", "text", "cut"])
+async def test_a_damaged_image_is_told_before_anything_starts(runtime_dir: Path, tmp_path: Path, state: str) -> None:
+    image = tmp_path / "image.sif"
+    if state == "cut":
+        await (await prepared("apptainer", runtime_dir)).close()
+        whole = busybox_sif(tmp_path / "whole").read_bytes()
+        image.write_bytes(whole[: len(whole) // 2])
+    else:
+        image.write_bytes(b"" if state == "empty" else b"no image at all\n" * 100)
+    with pytest.raises(SandboxError, match=r"image.*(empty|not a SIF file|cut short).*pull or build it again"):
+        await prepared("apptainer", runtime_dir, SandboxConfig(image=str(image)))
+    assert list(runtime_dir.iterdir()) == []
 
 
 # --- what a killed launcher leaves ------------------------------------------------------------------

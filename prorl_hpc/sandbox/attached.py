@@ -84,9 +84,9 @@ class AttachedSandbox:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs, as far as is known here."""
-        lost = self._client is None or self._client.broken
-        return self._process.returncode is None and not lost and not self._stopped
+        """Whether its tool server runs at this moment, and can be reached."""
+        lost = self._stopped or self._client is None or self._client.broken
+        return not lost and self._server is not None and _runs(self._server)
 
     async def ended(self) -> None:
         """Returns when its process has ended, by ``stop`` or by itself."""

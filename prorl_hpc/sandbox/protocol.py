@@ -43,7 +43,8 @@ class SandboxNeeds:
     env: dict[str, str] = field(default_factory=dict)
     sockets: dict[str, str] = field(default_factory=dict)
     """Unix sockets of the node that the sandbox may connect to, whatever its network: name (lower case) → path on the
-    node, where somebody must be listening before the sandbox starts. Inside, each is ``/.prorl/sockets/<name>`` (``local``: its own path), and its path is in $PRORL_SOCKET_<NAME>."""
+    node, where somebody must be listening before the sandbox starts. Inside, each is ``/.prorl/sockets/<name>``
+    (``local``: its own path), and its path is in $PRORL_SOCKET_<NAME>."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import psutil
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.cgroups import Group
 from prorl_hpc.sandbox.directories import Box, remove_tree
-from prorl_hpc.sandbox.leftovers import in_session, kill_marked, mounts_below
+from prorl_hpc.sandbox.leftovers import kill_marked, left_of_session, mounts_below
 from prorl_hpc.sandbox.protocol import SandboxStats, ToolResult
 from prorl_hpc.sandbox.tool_client import Response, ToolClient
 
@@ -71,7 +71,7 @@ class AttachedSandbox:
         self._oom_kills = 0
         self._client: ToolClient | None = None
         self._server: psutil.Process | None = None
-        self._stopping = asyncio.Lock()
+        self._stopping: asyncio.Task[None] | None = None
         self._stopped = False
 
     @property
@@ -182,15 +182,20 @@ class AttachedSandbox:
         return self._box.last_words() or "it said nothing"
 
     async def stop(self) -> None:
-        async with self._stopping:
-            if self._stopped:
-                return
-            if self._client is not None:
-                await self._client.close()
-            began = time.time()
-            clean = await self._end_process()
-            await asyncio.to_thread(self._remove, clean, began)
-            self._stopped = True
+        """One ending for all who ask; it goes on when they are cancelled. What failed is tried again by the next."""
+        if self._stopped:
+            return
+        if self._stopping is None or self._stopping.done():
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        began = time.time()
+        clean = await self._end_process()
+        await asyncio.to_thread(self._remove, clean, began)
+        self._stopped = True
 
     def _remove(self, clean: bool, began: float) -> None:
         """What is left of it, and the proof that nothing is. SandboxError when something stays."""
@@ -242,7 +247,7 @@ def _end_helpers(session: int, before: float) -> None:
     ``before``: what began later is in a session that got the number anew."""
     for signals in ((), (signal.SIGTERM,), (signal.SIGKILL,)):
         give_up = time.monotonic() + 1.0
-        while left := in_session(session, before):
+        while left := left_of_session(session, before):
             for pid, number in itertools.product(left, signals):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)

@@ -27,6 +27,7 @@ from prorl_hpc.messages.errors import SandboxError
 MARKER = "PRORL_SANDBOX"
 """Environment variable that names a process's Box; how processes of a lost sandbox are recognized."""
 LOCK = "holder.lock"
+NEW_LOCK = "lock.new"
 MAX_SOCKET_PATH = 107
 """Bytes that the kernel takes for the path of a Unix socket."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -95,17 +96,13 @@ class Holding:
     def __init__(self, runtime_dir: Path) -> None:
         try:
             self.path = _make_free_directory(runtime_dir)
+            self._lock = _lock(self.path)
         except OSError as error:
             raise SandboxError(
                 f"the runtime directory of sandboxes cannot be made: {error}{space_left(runtime_dir)}; "
                 "run.runtime_root chooses another place"
             ) from error
         self._boxes = itertools.count(1)
-        # Locked before it has its name: a sweeper must not find it in between.
-        fresh = self.path / "lock.new"
-        self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fresh.rename(self.path / LOCK)
 
     def make_box(self) -> Box:
         """A new one, with a name that is short: socket paths are limited. SandboxError when it cannot be made."""
@@ -125,7 +122,7 @@ class Holding:
 
     def release(self) -> None:
         """Remove it all."""
-        remove_tree(self.path)
+        remove_locked(self.path, LOCK)
         os.close(self._lock)
 
 
@@ -139,9 +136,37 @@ def _make_free_directory(runtime_dir: Path) -> Path:
         return path
 
 
+def _lock(holding: Path) -> int:
+    """The open lock. It is locked before it has its name: a sweeper must not find it in between."""
+    fresh = holding / NEW_LOCK
+    try:
+        lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fresh.rename(holding / LOCK)
+    except OSError:
+        remove_tree(holding)
+        raise
+    return lock
+
+
+def remove_locked(path: Path, lock: str) -> None:
+    """A directory of ours, and its lock last: a removal that a kill cuts short is the next sweep's. SandboxError when
+    something stays."""
+    try:
+        entries = list(path.iterdir())
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink():
+            remove_tree(entry)
+        elif entry.name != lock:
+            entry.unlink()
+    remove_tree(path)
+
+
 def space_left(path: Path) -> str:
     """For the reasons of failures: ``; the file system of PATH is full: …``, or nothing where it is not."""
-    place = next(parent for parent in (path, *path.parents) if parent.exists())
+    place = next(parent for parent in (path, *path.parents) if os.path.exists(parent))  # noqa: PTH110  (never raises)
     info = os.statvfs(place)
     free_mib = info.f_bavail * info.f_frsize >> 20
     if free_mib < 32:

@@ -17,8 +17,10 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import signal
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,19 +28,29 @@ import psutil
 
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.cgroups import remove_recorded
-from prorl_hpc.sandbox.directories import LOCK, MARKER, Box, remove_tree
+from prorl_hpc.sandbox.directories import LOCK, MARKER, NEW_LOCK, Box, remove_locked
 
 log = logging.getLogger(__name__)
 
 HELPERS = frozenset({"squashfuse", "squashfuse_ll", "fuse-overlayfs", "fuse2fs", "gocryptfs"})
 """What a container's launcher starts beside the container; a swept session is searched for these alone, since its
 number may have come to another process meanwhile."""
+_MAKING_S = 60.0
+"""Longer than a holding is without its lock while somebody makes or removes it."""
 
 
 def record_session(box: Box, pid: int) -> None:
     """``pid`` has just opened the sandbox's session."""
     with contextlib.suppress(psutil.NoSuchProcess):
         box.session.write_text(f"{pid} {psutil.Process(pid).create_time()}")
+
+
+def left_of_session(session: int, before: float) -> list[int]:
+    """Living processes of this user in a session whose first process was reaped, begun before a time (seconds since the
+    epoch). While one of them lives, the kernel gives their session's number to nobody."""
+    if psutil.pid_exists(session):
+        return []  # it came to another, so none is left, and this is another's session
+    return in_session(session, before)
 
 
 def in_session(session: int, before: float) -> list[int]:
@@ -105,9 +117,10 @@ def kill_marked(path: Path) -> list[int]:
 
 def mounts_below(path: Path) -> list[str]:
     """Mount points below ``path`` that this process sees. Containers mount in namespaces of their own: none is right."""
-    lines = Path("/proc/self/mounts").read_text().splitlines()
-    points = [line.split()[1].encode().decode("unicode_escape") for line in lines]
-    return [point for point in points if Path(point).is_relative_to(path)]
+    lines = Path("/proc/self/mounts").read_bytes().splitlines()
+    # Space, tab, newline and backslash are written as \ooo; all other bytes are as they are.
+    points = [re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split(b" ")[1]) for line in lines]
+    return [os.fsdecode(point) for point in points if Path(os.fsdecode(point)).is_relative_to(path)]
 
 
 def sweep(runtime_dir: Path) -> list[Path]:
@@ -116,7 +129,7 @@ def sweep(runtime_dir: Path) -> list[Path]:
     removed = []
     for path in _holdings(runtime_dir):
         try:
-            if _is_ours(path.parent) and _is_ours(path) and _sweep_one(path):
+            if is_ours(path.parent) and is_ours(path) and _sweep_one(path):
                 removed.append(path)
         except (SandboxError, OSError) as error:
             log.error("what a dead process left in %s is not swept: %s", path, error)
@@ -131,7 +144,8 @@ def _holdings(runtime_dir: Path) -> list[Path]:
     return found
 
 
-def _is_ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
+    """A directory, not a link to one, that belongs to this user."""
     try:
         info = path.lstat()
     except FileNotFoundError:
@@ -143,7 +157,7 @@ def _sweep_one(path: Path) -> bool:
     try:
         lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False  # being made, or being removed
+        return _remove_without_lock(path)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -152,7 +166,18 @@ def _sweep_one(path: Path) -> bool:
         for record in path.glob("*/groups"):
             remove_recorded(record)
         kill_marked(path)
-        remove_tree(path)
+        remove_locked(path, LOCK)
         return True
     finally:
         os.close(lock)
+
+
+def _remove_without_lock(path: Path) -> bool:
+    """A holding is being made or removed now, unless it is old: then its process was killed over it. There is nothing
+    else in it at those moments."""
+    if time.time() - path.stat().st_mtime < _MAKING_S:
+        return False
+    (path / NEW_LOCK).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not one of ours: it stays
+        path.rmdir()
+    return not path.exists()

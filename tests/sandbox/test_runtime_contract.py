@@ -427,3 +427,17 @@ async def test_a_killed_worker_leaves_no_process_and_the_next_one_sweeps(kind: s
     assert alive == []
     sweep(runtime_dir)  # or another worker of this user's has done it
     assert list(runtime_dir.iterdir()) == []
+
+
+async def test_a_stop_goes_on_when_who_asked_is_cancelled(runtime: AttachedRuntime) -> None:
+    sandbox = await runtime.start(SandboxSpec("a"))
+    box = sandbox._box.path
+    stop = asyncio.create_task(sandbox.stop())
+    await asyncio.sleep(0)
+    stop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stop
+    async with asyncio.timeout(20):
+        while not sandbox.stopped:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert not box.exists()

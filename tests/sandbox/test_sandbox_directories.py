@@ -12,7 +12,7 @@ import pytest
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.directories import MARKER, Holding, remove_tree
 from prorl_hpc.sandbox.host_image import make_host_image
-from prorl_hpc.sandbox.leftovers import kill_marked, marked_processes, sweep
+from prorl_hpc.sandbox.leftovers import in_session, kill_marked, left_of_session, marked_processes, mounts_below, sweep
 
 
 def die(holding: Holding) -> None:
@@ -137,3 +137,55 @@ def test_what_cannot_be_swept_is_told_and_in_nobodys_way(
     monkeypatch.setattr("prorl_hpc.sandbox.leftovers.kill_marked", refuse)
     assert sweep(tmp_path / "run") == []
     assert f"what a dead process left in {left.path} is not swept: the processes [1] do not end" in caplog.text
+
+
+@pytest.mark.parametrize("files", [[], ["lock.new"]])
+def test_a_holding_whose_maker_was_killed_is_swept_when_it_is_old(tmp_path: Path, files: list[str]) -> None:
+    fresh, old, not_ours = (tmp_path / "run" / name for name in ("sb-1-0", "sb-2-0", "sb-3-0"))
+    for path in (fresh, old, not_ours):
+        path.mkdir(parents=True)
+        for name in files:
+            (path / name).touch()
+    (not_ours / "something").mkdir()
+    for path in (old, not_ours):
+        os.utime(path, (1e9, 1e9))
+    assert sweep(tmp_path / "run") == [old]
+    assert fresh.is_dir() and (not_ours / "something").is_dir()
+
+
+def test_a_removal_that_was_cut_short_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a kill, at any of its steps: the lock is there until nothing else is."""
+    holding = Holding(tmp_path)
+    for _ in range(3):
+        (holding.make_box().workspace / "file").touch()
+    for number in range(4):
+        (holding.path / f"a{number}").touch()
+    there = set()
+
+    def look(name: str, **options: object) -> None:
+        there.add(("holder.lock" in os.listdir(holding.path), os.listdir(holding.path) != ["holder.lock"]))
+        remove(name, **options)
+
+    remove = os.unlink
+    monkeypatch.setattr(os, "unlink", look)
+    holding.release()
+    assert there == {(True, True), (True, False)} and not holding.path.exists()
+
+
+def test_a_session_whose_number_came_to_another_is_left_alone() -> None:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        assert in_session(other.pid, 4e9) == [other.pid]
+        assert left_of_session(other.pid, 4e9) == []
+        other.kill()
+
+
+def test_mounts_are_found_whatever_the_path_is_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a b\\ü\udcff"
+    line = os.fsencode(str(path)).replace(b"\\", b"\\134").replace(b" ", b"\\040")
+    monkeypatch.setattr(Path, "read_bytes", lambda _: b"proc /proc proc rw 0 0\ntmpfs " + line + b"/in tmpfs rw 0 0\n")
+    assert mounts_below(path) == [str(path / "in")]
+
+
+def test_a_path_that_is_no_path_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match=r"File name too long.*run\.runtime_root chooses another place"):
+        Holding(tmp_path / ("x" * 300))

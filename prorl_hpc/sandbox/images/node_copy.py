@@ -23,12 +23,13 @@ from pathlib import Path
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.container_binary import find_binary
-from prorl_hpc.sandbox.directories import remove_tree
+from prorl_hpc.sandbox.directories import remove_locked, remove_tree
 from prorl_hpc.sandbox.file_systems import is_network
 from prorl_hpc.sandbox.images.building import run_builder
 from prorl_hpc.sandbox.images.cache import Entry
 from prorl_hpc.sandbox.images.resolving import find
 from prorl_hpc.sandbox.images.sif import check_sif, this_architecture
+from prorl_hpc.sandbox.leftovers import is_ours
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def sweep_copies(runtime_dir: Path) -> list[Path]:
     """Remove copies that dead workers of this user left in other runs' directories beside this one; returns them."""
     removed = []
     for directory in runtime_dir.parent.glob(f"prorl-{os.getuid()}-*/images"):
-        if directory.parent != runtime_dir and directory.lstat().st_uid == os.getuid() and not directory.is_symlink():
+        if directory.parent != runtime_dir and is_ours(directory.parent) and is_ours(directory):
             removed += _remove_unused(directory)
             with contextlib.suppress(OSError):  # some are in use
                 directory.rmdir()
@@ -148,9 +149,16 @@ def _make(source: Path, entry: Entry | None, target: Path) -> None:
     part.rename(target)
 
 
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []  # another worker has just removed it
+
+
 def _remove_unused(directory: Path) -> list[Path]:
     removed = []
-    for home in directory.iterdir():
+    for home in _entries(directory):
         try:
             lock = os.open(home / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -159,7 +167,7 @@ def _remove_unused(directory: Path) -> list[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             gone = home.with_name(f"gone-{uuid.uuid4().hex}")
             home.rename(gone)  # at once: who comes for it now makes a new one
-            remove_tree(gone)
+            remove_locked(gone, _LOCK)
             removed.append(home)
         except (BlockingIOError, FileNotFoundError):
             pass  # in use, or another was faster

@@ -1,8 +1,9 @@
 """The tool server: the one program of ours that runs inside a sandbox, and serves all its tools.
 
 It listens on its socket, writes ``ready`` to stdout, takes exactly one connection and removes the socket, so that
-nothing inside can connect to it or put another in its place. EOF on stdin or on the connection, or SIGTERM, ends it
-and all it started: that is how a sandbox dies with its worker, however the worker dies. Frames: see framing.py.
+nothing inside can connect to it or put another in its place. EOF on stdin or on the connection ends it and all it
+started, and so do SIGTERM and SIGINT where it is not PID 1: that is how a sandbox dies with its worker, however the
+worker dies. Frames: see framing.py.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ class Server:
         except Ended as end:
             if self._connection is not None and str(end):
                 self._connection.send_last({"ended": str(end)})
+        except Exception as error:
+            if self._connection is not None:
+                self._connection.send_last({"ended": f"its tool server failed: {error!r}"})
+            raise
 
     def _on_signal(self, number: int) -> None:
         raise Ended(f"it got signal {number}")

@@ -140,11 +140,19 @@ async def test_restarts_leave_nothing_open(cells: Cells) -> None:
 
 
 async def test_forged_messages_cost_the_kernel_only(cells: Cells) -> None:
-    for forged in ("b'5\\n'", "b'{}\\n'", "b'[1]\\n'", "b'{\"file\": 5}\\n'", "b'{'", "b'x' * 100_000"):
+    done = (
+        "b'{\"done\": 1e999}\\n'",
+        "b'{\"done\": ' + b'9' * 4000 + b'}\\n'",
+        "b'{\"done\": []}\\n'",
+        "b'[' * 60_000",
+    )
+    for forged in ("b'5\\n'", "b'{}\\n'", "b'[1]\\n'", "b'{\"file\": 5}\\n'", "b'{'", "b'x' * 100_000", *done):
         await cells.run(
             f"import os, time\nos.write(3, {forged})\ntime.sleep(0.1)\nos.write(3, b'\\n')\ntime.sleep(600)", 5.0
         )
         assert (await cells.say("1")).endswith("1\n"), forged
+    await cells.say("import os\n_ = os.write(3, b'{\"ready\": 1}\\n' * 1000)")
+    assert await cells.say("1") == "1\n"
     assert await cells.bash("echo alive") == "alive\n"
 
 

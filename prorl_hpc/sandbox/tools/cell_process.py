@@ -82,6 +82,7 @@ class CellProcess:
         self.files: list[str] = []
         self.exit_code: int | None = None
         """Of the running cell, once it is over."""
+        self._killed = False
         self._began_ticks = 0
         self._started = 0.0
         self._pipe = -1
@@ -97,7 +98,7 @@ class CellProcess:
         if not self._candidates:
             raise OSError("no Python here can run cells: the image's python3 has no IPython, and there is no other")
         self._started = time.monotonic()
-        self.ready, self.end = False, ""
+        self.ready, self._killed, self.end = False, False, ""
         python = self._candidates[0]
         argv = [*python.argv, RUNNER, self.mode, python.site, self._host.settings.root, str(CONTROL_FD)]
         self._spawn([*argv, *self._arguments])
@@ -126,8 +127,9 @@ class CellProcess:
             kill(self._started_by_cell())
 
     def kill(self) -> None:
-        """End it, with all below it; ``end`` is set once it is reaped."""
+        """End it, with all below it; ``end`` is set once it is reaped. What it says of its cell counts no more."""
         if self.pid:
+            self.exit_code, self._killed = None, True
             kill(descendants(self.pid, set()) | {(self.pid, 0)})
 
     def overdue(self) -> bool:
@@ -242,7 +244,7 @@ class CellProcess:
                 self._on_message(json.loads(line))
             if len(self._received) > MAX_MESSAGE_BYTES:
                 raise ValueError("a message without an end")
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             self.kill()  # a cell wrote to what is not its own
 
     def _on_message(self, message: dict[str, Any]) -> None:
@@ -252,8 +254,14 @@ class CellProcess:
         elif "file" in message:
             if len(self.files) < MAX_FILES:
                 self.files.append(message["file"][:4096].encode().decode())  # str it must be, and can be sent
+        elif message["done"] in (0, 1):
+            self._done(int(message["done"]))
         else:
-            self.exit_code = int(message["done"])
+            raise ValueError("no exit code of a cell")
+
+    def _done(self, exit_code: int) -> None:
+        if not self._killed:
+            self.exit_code = exit_code
 
     def _on_ready(self) -> None:
         self.take()  # what it said while it started is of no interest now

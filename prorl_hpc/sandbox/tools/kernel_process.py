@@ -97,8 +97,8 @@ class KernelProcess(CellProcess):
         self._jupyter.when_loaded(self._connect)
 
     def _connect(self) -> None:
-        if not self.pid:
-            return  # it ended while we waited
+        if not self.pid or self._socket is not None:
+            return  # it ended while we waited, or a cell forged that it is ready
         jupyter = self._jupyter
         if jupyter.error is not None:
             self.output.add(f"the tool server cannot speak to a kernel: {jupyter.error}".encode())
@@ -126,7 +126,7 @@ class KernelProcess(CellProcess):
                 return
             try:
                 self._on_reply(self._session.deserialize(self._session.feed_identities(parts)[1]))
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 self.kill()  # a cell wrote to what is not its own
                 return
 
@@ -135,7 +135,7 @@ class KernelProcess(CellProcess):
             return
         content = message["content"]
         left_well = content.get("ename") == "SystemExit" and content.get("evalue") in ("None", "0", "")
-        self.exit_code = 0 if content["status"] == "ok" or left_well else 1
+        self._done(0 if content["status"] == "ok" or left_well else 1)
 
     def _close(self) -> None:
         super()._close()

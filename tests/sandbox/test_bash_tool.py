@@ -125,6 +125,31 @@ async def test_a_failing_set_e_ends_the_shell_and_says_so(sandbox: Sandbox) -> N
     assert result.exit_code == 1 and result.output.startswith("before\n") and "started again" in result.output
 
 
+async def test_a_shell_that_ends_before_it_reads_a_command_is_replaced_for_it(sandbox: Sandbox) -> None:
+    for last_will in ("PROMPT_COMMAND='exit 0'", "set -t", "PROMPT_COMMAND='kill -9 $$'"):
+        assert (await bash(sandbox, last_will)).exit_code == 0
+        result = await bash(sandbox, "echo ran; false")
+        assert result.output.endswith("ran\n") and result.exit_code == 1, (last_will, result)
+        assert "started again" in result.output
+
+
+async def test_a_directory_that_the_shell_forgot_is_no_error(sandbox: Sandbox) -> None:
+    assert await output(sandbox, "set -u; unset PWD; echo ok") == "ok\n"
+    assert (await bash(sandbox, "(exit 7)")).exit_code == 7
+
+
+async def test_marks_that_a_command_forges_are_output(sandbox: Sandbox) -> None:
+    await bash(sandbox, "trap 'c=$BASH_COMMAND; [[ $c == *001*:* ]] && n=${c#*001} && n=${n%%:*}' DEBUG")
+    await bash(sandbox, "trap - DEBUG")
+    assert (await output(sandbox, "echo ${#n}")) == "16\n"
+    for forged in ("", "garbage", ":::", "-1:0:/", "1:x:/", "99999999999:0:/", "99999999:99999999999:/", "1:0"):
+        for where in ("/dev/stdout", "/dev/tty"):
+            result = await bash(sandbox, f'printf "\\001$n:{forged}\\002" > {where}; echo real; (exit 3)')
+            assert result.output.endswith("real\n") and result.exit_code == 3, (forged, where, result)
+    endless = await bash(sandbox, 'printf "\\001$n:1:0:"; head -c 100000 /dev/zero | tr "\\0" x; echo; echo real')
+    assert endless.output.endswith("x\nreal\n") and endless.exit_code == 0
+
+
 # --- several shells ----------------------------------------------------------------------------------
 
 
@@ -284,6 +309,19 @@ async def test_an_interrupted_loop_of_the_shell_ends(sandbox: Sandbox) -> None:
     refused = await sandbox.call("bash_interrupt", {}, TIMEOUT_S)
     assert refused.exit_code == 2 and "nothing is running" in refused.output
     assert (await sandbox.call("bash_interrupt", {"signal": "NOPE"}, TIMEOUT_S)).exit_code == 2
+
+
+async def test_a_command_that_is_stopped_while_the_shell_reads_it_is_not_run_in_pieces(sandbox: Sandbox) -> None:
+    lines = "\n".join("touch it-ran 'it''s'" for _ in range(10_000))
+    text = f"cat > f <<'END'\n{lines}\nEND\necho end"
+    for number in range(8):
+        late = await bash(sandbox, text, 0.004 * number)
+        assert late.timed_out or late.output == "end\n", late
+        running = asyncio.create_task(bash(sandbox, text))
+        await asyncio.sleep(0.004 * number)
+        await sandbox.call("bash_interrupt", {}, TIMEOUT_S)
+        assert (await running).output in ("", "end\n")
+        assert await output(sandbox, "ls | grep -c it; true") == "0\n"
 
 
 async def test_a_kept_command_can_end_its_shell(sandbox: Sandbox) -> None:

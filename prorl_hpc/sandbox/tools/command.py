@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from prorl_hpc.sandbox.tools.output import BoundedOutput
 
 TYPE_CHECKING = False
@@ -12,6 +14,8 @@ SHELLS_TERMINAL = "/dev/tty"
 """The shell's own, and that of interactive commands: from it, programs read what a person types."""
 INTERRUPTED = 130
 """The exit code of what SIGINT ended."""
+LONGEST_MARK = 8192
+_MARK = re.compile(rb"(\d{1,9}):(\d{1,3}):(.*)", re.DOTALL)
 
 
 class Marks:
@@ -22,7 +26,7 @@ class Marks:
     def __init__(self, nonce: str) -> None:
         self.head = f"\x01{nonce}:".encode()
         self.serial = 0
-        self._format = "\\command printf '\\001" + nonce + ':{}:%s:%s\\002\' "$?" "$PWD" >{}\n'
+        self._format = "\\command printf '\\001" + nonce + ':{}:%s:%s\\002\' "$?" "${{PWD-}}" >{}\n'
 
     def line(self, terminal: str) -> str:
         """A line that makes the shell write the next one."""
@@ -35,8 +39,14 @@ class Marks:
         end = data.find(b"\x02", start) if start >= 0 else -1
         if end < 0:
             return None
-        serial, code, _ = data[start + len(self.head) : end].split(b":", 2)
-        return int(serial), int(code)
+        mark = read_mark(data[start + len(self.head) : end])
+        return mark and mark[:2]
+
+
+def read_mark(mark: bytes) -> tuple[int, int, bytes] | None:
+    """Serial, exit code and directory; None where a command has forged it (with ``trap ... DEBUG`` it can see ours)."""
+    found = _MARK.fullmatch(mark)
+    return (int(found[1]), int(found[2]), found[3]) if found else None
 
 
 class Command:
@@ -57,6 +67,8 @@ class Command:
         self.muted = False
         self.kept = False
         """It goes on, and no call waits for it."""
+        self.following_bytes = 0
+        """Of what the shell is given to read after the command's own text."""
         self._marks = marks
         self._terminal_name = terminal.name if terminal else SHELLS_TERMINAL
         self._first = self._awaited = self._fallback = 0
@@ -83,14 +95,16 @@ class Command:
             line = self._marks.line(name) + line
         line += "; " + self._marks.line(name)
         self._first = self._awaited = self._marks.serial
-        line += self._marks.line(SHELLS_TERMINAL)
+        fallback = self._marks.line(SHELLS_TERMINAL)
         self._fallback = self._marks.serial
-        return line.encode("utf-8", "replace")
+        self.following_bytes = len(fallback)
+        return (line + fallback).encode("utf-8", "replace")
 
     def probe(self) -> bytes:
         """For a shell that may have lost the mark."""
         line = self._marks.line(self._terminal_name).encode()
         self._awaited = self._marks.serial
+        self.following_bytes += len(line)
         return line
 
     def lost_its_mark(self, serial: int, code: int) -> bool:
@@ -108,6 +122,10 @@ class Command:
         while not self.done:
             start = data.find(head)
             end = data.find(b"\x02", start) if start >= 0 else -1
+            if end < 0 and 0 <= start < len(data) - LONGEST_MARK:  # forged, and without end
+                self._add(data[: start + len(head)])
+                data = data[start + len(head) :]
+                continue
             if end < 0:
                 # What may yet become a mark waits; the rest is output.
                 last = data.rfind(b"\x01", max(0, len(data) - len(head)))
@@ -115,8 +133,10 @@ class Command:
                 self._held = data[keep:]
                 self._add(data[:keep] if self._held else data)
                 return
-            self._add(data[:start])
-            self._mark(data[start + len(head) : end])
+            mark = read_mark(data[start + len(head) : end])
+            self._add(data[: start if mark else end + 1])
+            if mark:
+                self._mark(*mark)
             data = data[end + 1 :]
 
     def news(self) -> BoundedOutput:
@@ -124,17 +144,16 @@ class Command:
         news, self._news = self._news or self.output, BoundedOutput(self._limit)
         return news
 
-    def _mark(self, mark: bytes) -> None:
-        serial, code, cwd = mark.split(b":", 2)
-        if int(serial) < self._first:  # all before it is older than this command
+    def _mark(self, serial: int, code: int, cwd: bytes) -> None:
+        if serial < self._first:  # all before it is older than this command
             self.output, self._news = BoundedOutput(self._limit), None
             return
         if self.exit_code is None:
             # After the first two, the shell tells the code of its printf for the mark before.
             later = self._fallback_code if self._fallback_code is not None else INTERRUPTED
-            self.exit_code = int(code) if int(serial) <= self._fallback else later
+            self.exit_code = code if serial <= self._fallback else later
         self.cwd = cwd.decode("utf-8", "replace")
-        self.done = int(serial) >= self._awaited
+        self.done = serial >= self._awaited
 
     def _add(self, data: bytes) -> None:
         if data and not self.muted:

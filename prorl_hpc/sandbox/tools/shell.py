@@ -12,7 +12,7 @@ import os
 import signal
 import time
 
-from prorl_hpc.sandbox.tools.command import INTERRUPTED, Command, Marks
+from prorl_hpc.sandbox.tools.command import INTERRUPTED, LONGEST_MARK, Command, Marks
 from prorl_hpc.sandbox.tools.processes import kill, send
 from prorl_hpc.sandbox.tools.shell_process import ShellProcess
 from prorl_hpc.sandbox.tools.terminal import Terminal, read_available, set_mode
@@ -28,7 +28,6 @@ DRAIN_S = 0.1
 """How long the output of a shell that ended is waited for, where something in the background holds the terminal."""
 STALE_TERMINALS = 64
 """Terminals of earlier commands that background processes still hold, at most."""
-_LONGEST_MARK = 8192
 
 
 class Shell:
@@ -61,10 +60,7 @@ class Shell:
             text, self._marks, None if interactive else self._free_terminal(), self._settings.output_limit_bytes
         )
         try:
-            lost = "" if self._process.pid else (yield from self._revive())
-            self._begin(command)
-            while not (command.done or self._over(command) or call.cancelled or time.monotonic() >= deadline):
-                yield deadline
+            lost = yield from self._carry_out(call, command, deadline)
             if command.done:
                 answer = self._end(command)
             elif keep and not call.cancelled and not self._over(command):
@@ -109,12 +105,17 @@ class Shell:
                 yield min(deadline, time.monotonic() + 0.02)
         return Answer("", None, running=True)
 
-    def interrupt(self, number: int) -> Answer:
+    def interrupt(self, call: Call, number: int) -> Generator[float, None, Answer]:
         """Send the signal to all that the running command started, and the shell itself SIGINT."""
         command = self._running()
+        give_up = time.monotonic() + min(call.timeout_s, INTERRUPT_S)
+        while not (taken := self._taken(command)) and not call.cancelled and time.monotonic() < give_up:
+            yield min(give_up, time.monotonic() + 0.01)
+            if self._over(command):
+                return Answer("[the command ended before it could be interrupted]\n")
         started = self._started()
         send(started, number)
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and taken:
             self._process.signal(number)
             self._process.write(command.probe())
         what = f"[{signal.Signals(number).name} sent to {len(started)} processes of the command]\n"
@@ -142,6 +143,19 @@ class Shell:
 
     # -- the life of a command
 
+    def _carry_out(self, call: Call, command: Command, deadline: float) -> Generator[float, None, str]:
+        """Have the shell run it, until it is over, cancelled or out of time; says so where that is a new shell."""
+        lost = "" if self._process.pid else (yield from self._revive())
+        for again in (True, False):
+            size = self._begin(command)
+            while not (self._over(command) or call.cancelled or time.monotonic() >= deadline):
+                yield deadline
+            # A shell may be about to end, by what an earlier command left in it, when it is given the next.
+            if self._process.pid or command.done or self._closed or self._process.unread_bytes < size or not again:
+                break
+            lost = yield from self._revive()
+        return lost
+
     def _turn(self, call: Call, deadline: float) -> Generator[float, None, Answer | None]:
         """Commands of one shell take turns. None when it is this call's turn."""
         while (current := self._current) is not None:
@@ -161,12 +175,15 @@ class Shell:
             yield deadline
         return None
 
-    def _begin(self, command: Command) -> None:
+    def _begin(self, command: Command) -> int:
+        """How many bytes the shell was given to read."""
         if self._spared is None:
             self._settle()
         if command.interactive:  # each begins with a terminal as it should be
             set_mode(self._process.terminal, typed=True)
-        self._process.write(command.script(self._last_code))
+        script = command.script(self._last_code)
+        self._process.write(script)
+        return len(script)
 
     def _over(self, command: Command) -> bool:
         return command.done or not self._process.pid
@@ -217,7 +234,7 @@ class Shell:
         started = self._started()
         while time.monotonic() < give_up and self._process.pid and (started or not command.done):
             kill(started)
-            if not command.done:
+            if not command.done and self._taken(command):
                 self._process.signal(signal.SIGINT)
                 self._process.write(command.probe())
             until = time.monotonic() + 0.1
@@ -229,6 +246,11 @@ class Shell:
             yield from self._drop(started)
             note += "[the shell did not react and was started again: its variables and directory are lost]\n"
         return note
+
+    def _taken(self, command: Command) -> bool:
+        """Whether the shell has read all of it. An interrupt before that would make it forget what it has read so far,
+        and run the rest as a command."""
+        return not self._process.pid or self._process.unread_bytes <= command.following_bytes
 
     def _started(self) -> set[tuple[int, int]]:
         """What the running command has started."""
@@ -334,7 +356,7 @@ class Shell:
 
     def _hear(self, command: Command, data: bytes) -> None:
         """Among what the shell writes to its own terminal: that it is back at its prompt."""
-        self._heard = (self._heard + data)[-_LONGEST_MARK:]
+        self._heard = (self._heard + data)[-LONGEST_MARK:]
         if (mark := self._marks.last(self._heard)) is not None:
             self._heard = b""
             if command.lost_its_mark(*mark):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import selectors
 import shutil
 import signal
+import sys
+import termios
 
 from ptyprocess import PtyProcess
 
@@ -108,6 +111,12 @@ class ShellProcess:
         self._push()
 
     @property
+    def unread_bytes(self) -> int:
+        """Of what was written for the shell; a shell reads byte by byte what it is about to run."""
+        in_pipe = fcntl.ioctl(self._commands, termios.FIONREAD, bytes(4))
+        return len(self._unread) + int.from_bytes(in_pipe, sys.byteorder)
+
+    @property
     def alone(self) -> bool:
         """Nothing runs below it. Cheap: a shell has one thread, and gets the orphans of what it started."""
         try:
@@ -135,16 +144,16 @@ class ShellProcess:
 
     def _push(self) -> None:
         loop = self._host.loop
-        waited = loop.watches(self._commands)
+        waited, gone = loop.watches(self._commands), False
         try:
             self._unread = self._unread[os.write(self._commands, self._unread) :]
         except BlockingIOError:
             pass
-        except BrokenPipeError:
-            self._unread = b""  # the shell ended; SIGCHLD tells
-        if self._unread and not waited:
+        except BrokenPipeError:  # the shell ended; SIGCHLD tells
+            gone = True
+        if self._unread and not waited and not gone:
             loop.watch(self._commands, self._push, selectors.EVENT_WRITE)
-        elif waited and not self._unread:
+        elif waited and (gone or not self._unread):
             loop.unwatch(self._commands)
 
     def _ended(self, status: int) -> None:

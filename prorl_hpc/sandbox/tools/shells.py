@@ -45,9 +45,9 @@ class Tools:
         """Type into the interactive command that runs there; "\\n" is Enter, "\\x03" Ctrl-C, "\\x04" Ctrl-D."""
         return self._found(shell).type(call, text)
 
-    def bash_interrupt(self, call: Call, shell: str = MAIN, signal: str = "INT") -> Answer:
+    def bash_interrupt(self, call: Call, shell: str = MAIN, signal: str = "INT") -> Generator[float, None, Answer]:
         """Signal all that the running command has started."""
-        return self._found(shell).interrupt(_signal_number(signal))
+        return self._found(shell).interrupt(call, _signal_number(signal))
 
     def bash_look(self, call: Call, shell: str = MAIN, wait_s: float = 0.0) -> Generator[float, None, Answer]:
         """What the running command wrote since the last look; after ``wait_s`` seconds, or at its end."""

@@ -55,9 +55,11 @@ class ApptainerRuntime(AttachedRuntime):
         return self._version or "apptainer (not prepared)"
 
     async def _prepare(self, holding: Path) -> None:
+        check_bind(self._runtime_dir, "run.runtime_root chooses another place")
         self._binary = find_binary()
         self._version = await _version(self._binary)
         self._kit = await asyncio.to_thread(ensure_kit, self._runtime_dir)
+        check_bind(self._kit, "PRORL_HOME chooses another place")
         self._base = holding / "base"
         await asyncio.to_thread(make_base, self._base)
         self._host_image = holding / "image"
@@ -149,10 +151,17 @@ def overlay_flags(image: Path, box: Box, binary: str) -> list[str]:
     return flags
 
 
+def check_bind(path: Path | str, cure: str) -> None:
+    """SandboxError for a path that --bind would cut in pieces, and bind these."""
+    if found := [mark for mark in ":,\n" if mark in str(path)]:
+        raise SandboxError(f"{str(path)!r} cannot be bound into a sandbox: it has {found[0]!r} in it; {cure}")
+
+
 def _socket_binds(sockets: dict[str, str], box: Box) -> list[str]:
     box.sockets.mkdir(mode=0o700)
     binds = [f"{box.sockets}:{INSIDE}/sockets:ro"]
     for name, path in sockets.items():
+        check_bind(path, f"give the socket {name} another path")
         (box.sockets / name).touch()
         binds.append(f"{path}:{INSIDE}/sockets/{name}")
     return binds

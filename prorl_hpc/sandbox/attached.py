@@ -79,6 +79,11 @@ class AttachedSandbox:
         return self._id
 
     @property
+    def pid(self) -> int:
+        """Of its process on the node, and of the session that this has opened."""
+        return self._process.pid
+
+    @property
     def stopped(self) -> bool:
         return self._stopped
 

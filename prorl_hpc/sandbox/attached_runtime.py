@@ -19,7 +19,7 @@ from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox import tools
 from prorl_hpc.sandbox.attached import AttachedSandbox, ServerSettings
 from prorl_hpc.sandbox.cgroups import Cgroups, group_name
-from prorl_hpc.sandbox.directories import Box, Holding, remove_tree, space_left
+from prorl_hpc.sandbox.directories import Box, Holding, remove_tree, space_left, words_of
 from prorl_hpc.sandbox.leftovers import record_session, sweep
 from prorl_hpc.sandbox.limits import group_limits, server_limits
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec
@@ -58,6 +58,7 @@ class AttachedRuntime(abc.ABC):
         self._warm: WarmPool | None = None
         self._warm_numbers = itertools.count(1)
         self._begun: set[str] = set()
+        self._starting: set[asyncio.Event] = set()
         self._closed = False
         self._groups = Cgroups()
 
@@ -93,10 +94,11 @@ class AttachedRuntime(abc.ABC):
             await self._prepare(self._holding.path)
             trial = await self._start_warm()
             await _try_shell(trial)
-        except BaseException:
-            await self._let_go()
-            self._holding.release()
-            self._holding = None
+        except BaseException as error:
+            full = space_left(self._runtime_dir)
+            await self._end()
+            if isinstance(error, OSError):
+                raise SandboxError(f"no sandbox can be started: {words_of(error)}{full}") from error
             raise
         self._warm = WarmPool(self._config.warm, self._start_warm)
         if self._config.warm:
@@ -154,42 +156,65 @@ class AttachedRuntime(abc.ABC):
             return await self._start_once(f"ready {next(self._warm_numbers)}", SandboxSpec("ready"))
 
     async def _start_once(self, name: str, spec: SandboxSpec) -> AttachedSandbox:
-        if self._holding is None:
+        if self._holding is None or self._closed:
             raise SandboxError("the runtime is closed")
-        box = self._holding.make_box()
+        ended = asyncio.Event()
+        self._starting.add(ended)
+        try:
+            return await self._start_in(self._holding.make_box(), name, spec)
+        finally:
+            self._starting.discard(ended)
+            ended.set()
+
+    async def _start_in(self, box: Box, name: str, spec: SandboxSpec) -> AttachedSandbox:
+        sandbox = None
         try:
             launch = await self._launch(spec, box)
-            process = await _spawn(launch, box)
-        except BaseException:
-            remove_tree(box.path)
-            raise
-        make_group = functools.partial(self._groups.make, group_name(box.path), group_limits(self._config), box.groups)
-        sandbox = AttachedSandbox(name, box, process, make_group)
-        # Known to ``close`` from here on, ready or not.
-        self._sandboxes = {name: kept for name, kept in self._sandboxes.items() if not kept.stopped}
-        self._sandboxes[name] = sandbox
-        try:
+            spawning = asyncio.create_task(_spawn(launch, box))
+            try:
+                await asyncio.wait({spawning})
+            finally:  # cancelled or not: a process that nobody knows is never stopped
+                sandbox = self._known(name, box, await spawning)
             if self._closed:
                 raise SandboxError("the runtime is closed")
-            record_session(box, process.pid)
+            record_session(box, sandbox.pid)
             await sandbox.attach(launch.settings, self._config.start_timeout_s)
-        except (SandboxError, OSError) as error:
-            reason = self._explain(f"{error}{space_left(box.path)}")
-            await sandbox.stop()
-            raise StartFailed(reason) from error
-        except BaseException:
-            await asyncio.shield(sandbox.stop())
+        except BaseException as error:
+            full = space_left(box.path)
+            if sandbox is None:
+                remove_tree(box.path)
+            else:
+                await sandbox.stop()
+            if isinstance(error, OSError) or (isinstance(error, SandboxError) and sandbox is not None):
+                raise StartFailed(self._explain(f"{words_of(error)}{full}")) from error
             raise
+        return sandbox
+
+    def _known(self, name: str, box: Box, process: asyncio.subprocess.Process) -> AttachedSandbox:
+        """What ``close`` stops from here on, ready or not."""
+        make_group = functools.partial(self._groups.make, group_name(box.path), group_limits(self._config), box.groups)
+        sandbox = AttachedSandbox(name, box, process, make_group)
+        self._sandboxes = {name: kept for name, kept in self._sandboxes.items() if not kept.stopped}
+        self._sandboxes[name] = sandbox
         return sandbox
 
     async def close(self) -> None:
         self._closed = True
+        if self._warm is not None:
+            await self._warm.close()
+        await self._end()
+
+    async def _end(self) -> None:
+        """Stop what runs and what is being started, and let go of what is held. SandboxError when something stays."""
         holding, self._holding = self._holding, None
         if holding is None:
             return
-        if self._warm is not None:
-            await self._warm.close()
-        results = await asyncio.gather(*(s.stop() for s in self._sandboxes.values()), return_exceptions=True)
+        # A start that finds its sandbox stopped, or the runtime closed, ends soon.
+        while True:
+            results = await asyncio.gather(*(s.stop() for s in self._sandboxes.values()), return_exceptions=True)
+            if not self._starting:
+                break
+            await asyncio.gather(*(ended.wait() for ended in self._starting))
         failures = [str(result) for result in results if isinstance(result, BaseException)]
         if failures:
             raise SandboxError(f"{len(failures)} sandboxes did not stop: {'; '.join(failures[:3])}")
@@ -226,18 +251,15 @@ def socket_environment(sockets: dict[str, str]) -> dict[str, str]:
 
 async def _spawn(launch: Launch, box: Box) -> asyncio.subprocess.Process:
     with box.log.open("wb") as stderr:
-        try:
-            return await asyncio.create_subprocess_exec(
-                *launch.argv,
-                env=launch.env,
-                cwd=box.path,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise StartFailed(f"{launch.argv[0]} cannot be started: {error}") from error
+        return await asyncio.create_subprocess_exec(
+            *launch.argv,
+            env=launch.env,
+            cwd=box.path,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
 
 
 def check_spec(spec: SandboxSpec) -> None:

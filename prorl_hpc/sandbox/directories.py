@@ -176,6 +176,12 @@ def space_left(path: Path) -> str:
     return ""
 
 
+def words_of(error: Exception) -> str:
+    """What it says; when a copy of many files failed, for the first of them."""
+    many = error.args[0] if isinstance(error, shutil.Error) else None
+    return str(many[0][2]) if isinstance(many, list) else str(error)
+
+
 def remove_tree(path: Path) -> None:
     """Remove a directory, whatever modes its content was given and however deep it goes. SandboxError when something
     stays. Nobody may be at work in it."""

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from prorl_hpc.config.model_directory import prorl_home
 from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.sandbox.directories import words_of
 from prorl_hpc.sandbox.file_systems import is_network
 from prorl_hpc.sandbox.toolkit_build import Programs, distributions, fill
 
@@ -53,7 +54,7 @@ def ensure_kit(runtime_dir: Path, home: Path | None = None) -> Path:
         return copy
     except OSError as error:
         raise SandboxError(
-            f"the kit for sandboxes cannot be made at {kit}: {error}. It takes about 200 MB; PRORL_HOME chooses another place"
+            f"the kit for sandboxes cannot be made at {kit}: {words_of(error)}. It takes about 200 MB; PRORL_HOME chooses another place"
         ) from error
 
 

@@ -272,3 +272,9 @@ def test_an_image_for_another_machine_is_refused_where_it_would_run(cache: Image
     check("one")  # a login node of another kind is no reason to refuse
     with pytest.raises(SandboxError, match=f"is for {other}"):
         resolve("one")
+
+
+def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "image.sif")
+    with pytest.raises(SandboxError, match="neither a file nor a sandbox directory"):
+        check_sif(tmp_path / "image.sif")

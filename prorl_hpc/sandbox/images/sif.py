@@ -7,6 +7,7 @@ descriptors of 585 bytes, one per data object.
 from __future__ import annotations
 
 import platform
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,10 @@ def check_sif(path: Path, architecture: str = "") -> Sif:
     Raises SandboxError that says what is wrong and what to do.
     """
     try:
-        size = path.stat().st_size
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise SandboxError(f"image {path} is neither a file nor a sandbox directory")
+        size = info.st_size
         with path.open("rb") as file:
             primary = _primary_partition(path, size, file)
             file.seek(primary.offset)

@@ -106,6 +106,13 @@ def _success(run: RunDirectory) -> Iterator[str]:
     if figures.evals:
         before, after = figures.evals[0], figures.evals[-1]
         yield f"held-out reward: {_reward(before)} before, {_reward(after)} after"
+    if figures.breakages:
+        worst = figures.breakages[0]
+        place = f"in {worst.stage} " if worst.stage else ""
+        yield (
+            f"broken:     {sum(figures.failures.values())} of {sum(figures.status_counts.values())} rollouts; "
+            f"{worst.count} {place}({worst.kind}): {worst.message}"
+        )
     yield f"report:     {run.report_file}"
     if run.reward_plot.exists():
         yield f"curve:      {run.reward_plot}"

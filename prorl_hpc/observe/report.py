@@ -161,6 +161,9 @@ def _groups(figures: RunFigures) -> str:
     if figures.failures:
         kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(figures.failures.items(), key=lambda item: -item[1]))
         text += ("\n\n" if text else "## Groups and failures\n\n") + f"Broken rollouts by kind: {kinds}."
+    if figures.breakages:
+        broken = [(str(b.count), b.stage or "–", b.kind, b.message) for b in figures.breakages]
+        text += "\n\n" + _table(("rollouts", "stage", "kind", "what was said"), broken)
     return text
 
 

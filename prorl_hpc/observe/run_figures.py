@@ -16,6 +16,8 @@ from prorl_hpc.observe.metrics import MetricsLog, newest_per_step
 from prorl_hpc.observe.rollout_store import read_rollouts
 
 Record = dict[str, Any]
+_BREAKAGES = 5
+_MESSAGE_CHARS = 200
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -31,6 +33,17 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
 
 
 @dataclass(frozen=True)
+class Breakage:
+    """Rollouts that broke in the same way."""
+
+    count: int
+    stage: str
+    kind: str
+    message: str
+    """Its first line, numbers as in the first such rollout."""
+
+
+@dataclass(frozen=True)
 class RunFigures:
     """All of it may be empty: a run can fail before its first step."""
 
@@ -40,6 +53,8 @@ class RunFigures:
     """Rollouts by status, evaluations too."""
     failures: dict[str, int]
     """Broken rollouts by kind."""
+    breakages: list[Breakage]
+    """The commonest ones, most first; empty where trajectories are not kept."""
     checkpoints: list[Path]
     """Loadable ones, oldest first."""
 
@@ -57,6 +72,7 @@ class RunFigures:
             evals=newest_per_step(records, "eval"),
             status_counts=dict(Counter(table["status"].to_pylist())),
             failures=dict(failures),
+            breakages=_breakages(table),
             checkpoints=loadable_checkpoints(run),
         )
 
@@ -100,7 +116,21 @@ def loadable_checkpoints(run: RunDirectory) -> list[Path]:
 
 
 def _read_outcomes(run: RunDirectory) -> pa.Table:
-    return read_rollouts(run, columns=["status", "failure_kind"])
+    return read_rollouts(run, columns=["status", "failure_stage", "failure_kind", "failure_message"])
+
+
+def _breakages(outcomes: pa.Table) -> list[Breakage]:
+    """Messages that differ in numbers alone (ids, ports, times) count as one."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    firsts: dict[tuple[str, str, str], str] = {}
+    columns = (outcomes[name].to_pylist() for name in ("failure_stage", "failure_kind", "failure_message"))
+    for stage, kind, message in zip(*columns, strict=True):
+        if kind is not None:
+            line = next(iter((message or "").splitlines()), "")[:_MESSAGE_CHARS]
+            alike = (stage or "", kind, re.sub(r"\d+", "0", line))
+            counts[alike] += 1
+            firsts.setdefault(alike, line)
+    return [Breakage(count, key[0], key[1], firsts[key]) for key, count in counts.most_common(_BREAKAGES)]
 
 
 def _is_number(value: Any) -> bool:

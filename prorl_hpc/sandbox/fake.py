@@ -1,10 +1,10 @@
-"""An in-memory runtime for the tests of other rooms: files in a dict, ``bash`` by a function."""
+"""An in-memory runtime for tests of tasks and of other rooms: files in a dict, tools by functions."""
 
 from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prorl_hpc.messages.errors import SandboxError
@@ -14,6 +14,9 @@ from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, SandboxStats, ToolR
 WORKSPACE = "/workspace"
 Bash = Callable[[str, dict[str, bytes]], ToolResult | str]
 """(command, files by path within the workspace) → the result, or just its output. The files may be changed."""
+Tool = Callable[[dict[str, Any], dict[str, bytes]], ToolResult | str]
+"""(arguments, files by path within the workspace) → the result, or just its output."""
+_BASH_OPTIONS = {"shell": str, "interactive": bool, "keep": bool}
 
 
 def cat(command: str, files: dict[str, bytes]) -> ToolResult:
@@ -25,14 +28,17 @@ def cat(command: str, files: dict[str, bytes]) -> ToolResult:
 
 
 class FakeSandbox:
-    """One fake sandbox; ``calls`` lists what was asked of it."""
+    """One fake sandbox; ``calls`` lists what was asked of it. ``tools``: those besides bash, by name."""
 
-    def __init__(self, spec: SandboxSpec, bash: Bash) -> None:
-        self.spec = spec
+    def __init__(
+        self, spec: SandboxSpec | None = None, bash: Bash = cat, tools: Mapping[str, Tool] | None = None
+    ) -> None:
+        self.spec = spec or SandboxSpec("fake")
         self.files: dict[str, bytes] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.stopped = False
         self._bash = bash
+        self._tools = tools or {}
 
     @property
     def sandbox_id(self) -> str:
@@ -41,12 +47,17 @@ class FakeSandbox:
     async def call(self, tool: str, arguments: dict[str, Any], timeout_s: float) -> ToolResult:
         self._check_running()
         self.calls.append((tool, arguments))
-        if tool != "bash":
-            return ToolResult(f"unknown tool {tool!r}: there are bash\n", exit_code=2)
-        command = arguments.get("command")
-        if not isinstance(command, str) or len(arguments) != 1:
-            return ToolResult("bash takes command (str)\n", exit_code=2)
-        result = self._bash(command, self.files)
+        if tool in self._tools:
+            result = self._tools[tool](arguments, self.files)
+        elif tool == "bash":
+            options = {name: value for name, value in arguments.items() if name != "command"}
+            known = all(isinstance(value, _BASH_OPTIONS.get(name, ())) for name, value in options.items())
+            if not known or not isinstance(arguments.get("command"), str):
+                return ToolResult("bash takes command (str), shell (str), interactive, keep (bool)\n", exit_code=2)
+            result = self._bash(arguments["command"], self.files)
+        else:
+            names = ", ".join(sorted({"bash", *self._tools}))
+            return ToolResult(f"unknown tool {tool!r}: there are {names}\n", exit_code=2)
         return ToolResult(result) if isinstance(result, str) else result
 
     async def upload(self, path: str, content: bytes) -> None:
@@ -79,10 +90,11 @@ class FakeSandbox:
 class FakeRuntime:
     """Makes fake sandboxes; ``started`` keeps every one, ``fail_starts`` makes the next so many starts fail."""
 
-    def __init__(self, bash: Bash = cat, fail_starts: int = 0) -> None:
+    def __init__(self, bash: Bash = cat, fail_starts: int = 0, tools: Mapping[str, Tool] | None = None) -> None:
         self.started: list[FakeSandbox] = []
         self.fail_starts = fail_starts
         self._bash = bash
+        self._tools = tools
 
     @property
     def description(self) -> str:
@@ -98,7 +110,7 @@ class FakeRuntime:
             raise SandboxError(f"sandbox {spec.sandbox_id} did not start: the fake was told so")
         if any(s.sandbox_id == spec.sandbox_id and not s.stopped for s in self.started):
             raise SandboxError(f"there is a sandbox {spec.sandbox_id!r} already")
-        sandbox = FakeSandbox(spec, self._bash)
+        sandbox = FakeSandbox(spec, self._bash, self._tools)
         self.started.append(sandbox)
         return sandbox
 

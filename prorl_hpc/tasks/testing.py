@@ -20,7 +20,7 @@ from prorl_hpc.agents.conversation import TokenConversation
 from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan
 from prorl_hpc.messages.rollout import RolloutSpec, SamplingParams
 from prorl_hpc.sandbox.protocol import Sandbox
-from prorl_hpc.tasks.protocol import AgentHandler, Evaluation, RolloutContext
+from prorl_hpc.tasks.protocol import AgentHandler, Evaluation, RolloutContext, wants_fresh_sandbox
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -90,8 +90,12 @@ async def play(
     chat: ChatFormat,
     llm: ScriptedLLM,
     max_context_tokens: int = 4096,
+    eval_sandbox: Sandbox | None = None,
 ) -> tuple[Evaluation, TokenConversation]:
-    """All three stages of one rollout, one after the other."""
+    """All three stages of one rollout, one after the other. A task that is scored in a fresh sandbox needs
+    ``eval_sandbox``, or ValueError."""
+    if wants_fresh_sandbox(handler) and eval_sandbox is None:
+        raise ValueError("the task is scored in a fresh sandbox (eval_in_fresh_sandbox): give eval_sandbox as well")
     handler.check_row(row)
     spec = RolloutSpec("rollout-0", "task", dict(row))
     conversation = TokenConversation(
@@ -101,4 +105,6 @@ async def play(
     await handler.init(context)
     context.conversation = conversation
     await handler.run(context)
+    if wants_fresh_sandbox(handler) and eval_sandbox is not None:
+        context.sandbox = eval_sandbox
     return await handler.eval(context), conversation

@@ -8,7 +8,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchState, GroupOutcome, GroupResult
 from prorl_hpc.messages.codec import write_json
-from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, Status
+from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, Stage, Status
 from prorl_hpc.observe.metrics import MetricsLog
 from prorl_hpc.observe.report import write_report
 from prorl_hpc.observe.restarts import Restart, RestartLog
@@ -79,6 +79,22 @@ def test_report_of_a_finished_run(run: RunDirectory) -> None:
         assert part in text, part
     assert "resume" not in text
     assert run.reward_plot.read_bytes().startswith(PNG)
+
+
+def test_failures_that_differ_in_numbers_alone_are_told_once_with_their_message(run: RunDirectory) -> None:
+    def broken(number: int, stage: Stage | None, kind: FailureKind, message: str) -> RolloutResult:
+        failure = Failure(stage, kind, message)
+        return RolloutResult(f"b.g0.s{number}", "b.g0", number, "t", Status.FAILED, failure=failure)
+
+    results = [broken(n, Stage.INIT, FailureKind.TASK, f"KeyError: 'row {n}'\nmore") for n in range(3)]
+    results.append(broken(3, None, FailureKind.SANDBOX, "a|b"))
+    progress = BatchProgress("b", BatchState.DONE, 1, 1, 0, 0, 0, 1, 1, 1)
+    RolloutStore(run).write_batch(
+        "b", BatchResult(progress, [GroupResult("b.g0", 0, GroupOutcome.BROKEN, results)], 1.0)
+    )
+    text = write_report(run).read_text()
+    assert "| 3 | init | task | KeyError: 'row 0' |" in text
+    assert "| 1 | – | sandbox | a\\|b |" in text
 
 
 def test_report_of_a_run_that_failed_before_its_first_step(run: RunDirectory) -> None:

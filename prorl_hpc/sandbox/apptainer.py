@@ -124,7 +124,7 @@ def isolation_flags(network: str) -> list[str]:
     flags = ["--containall", "--cleanenv", "--no-home", "--no-init", "--hostname", _HOSTNAME, "--pwd", "/workspace"]
     # Nothing of the node's that the site's configuration would add (bind-paths), and no /tmp in memory.
     flags += ["--no-mount", "hostfs,sys,tmp,bind-paths"]
-    if network == "none":
+    if network != "host":
         flags += ["--net", "--network", "none"]
     if os.getuid() == 0:
         flags.append("--userns")  # the same path as everybody else's, and root's powers stay outside

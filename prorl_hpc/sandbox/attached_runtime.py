@@ -86,6 +86,7 @@ class AttachedRuntime(abc.ABC):
     async def prepare(self) -> None:
         if self._holding is not None:
             return
+        _check_choices(self._config.network, self._config.writable)
         self._groups = await asyncio.to_thread(Cgroups.find)
         for path in await asyncio.to_thread(sweep, self._runtime_dir):
             log.info("removed %s, which a dead run left", path)
@@ -268,12 +269,7 @@ def check_spec(spec: SandboxSpec) -> None:
         raise SandboxError(
             f"sandbox id {spec.sandbox_id!r} is not file-name safe: letters, digits, '.', '_', '-', at most 128"
         )
-    for what, value, allowed in (
-        ("network", spec.network, ("none", "host")),
-        ("writable", spec.writable, ("workspace", "image")),
-    ):
-        if value and value not in allowed:
-            raise SandboxError(f"sandbox {what} {value!r} is unknown; allowed: {', '.join(allowed)}")
+    _check_choices(spec.network or "none", spec.writable or "workspace")
     for name, path in spec.sockets.items():
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", name):
             raise SandboxError(
@@ -284,3 +280,12 @@ def check_spec(spec: SandboxSpec) -> None:
     for name, value in spec.env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
             raise SandboxError(f"sandbox environment variable {name!r} has a name or value that no process can take")
+
+
+def _check_choices(network: str, writable: str) -> None:
+    for what, value, allowed in (
+        ("network", network, ("none", "host")),
+        ("writable", writable, ("workspace", "image")),
+    ):
+        if value not in allowed:
+            raise SandboxError(f"sandbox {what} {value!r} is unknown; allowed: {', '.join(allowed)}")

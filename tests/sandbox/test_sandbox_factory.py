@@ -12,7 +12,7 @@ import pytest
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox import container_binary
-from prorl_hpc.sandbox.apptainer import _FROM_HOST, launcher_environment
+from prorl_hpc.sandbox.apptainer import _FROM_HOST, isolation_flags, launcher_environment
 from prorl_hpc.sandbox.directories import Box
 from prorl_hpc.sandbox.factory import make_runtime
 from prorl_hpc.sandbox.fake import FakeRuntime
@@ -173,3 +173,16 @@ async def test_a_binary_that_is_gone_is_told(
     with pytest.raises(SandboxError, match="gone cannot be started"):
         await runtime.start(SandboxSpec("a"))
     await runtime.close()
+
+
+@pytest.mark.parametrize("kind", ["local", "apptainer"])
+async def test_settings_that_are_no_choice_are_refused(kind: str, runtime_dir: Path) -> None:
+    """A mistyped network must not become the node's."""
+    for config in (SandboxConfig(kind=kind, network="lan"), SandboxConfig(kind=kind, writable="all")):
+        with pytest.raises(SandboxError, match="is unknown; allowed"):
+            await make_runtime(config, runtime_dir, "run")
+
+
+def test_only_host_is_the_nodes_network() -> None:
+    assert all("--net" in isolation_flags(network) for network in ("none", "lan", ""))
+    assert "--net" not in isolation_flags("host")

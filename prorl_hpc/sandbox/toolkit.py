@@ -31,9 +31,10 @@ from prorl_hpc.sandbox.toolkit_build import Programs, distributions, fill
 
 log = logging.getLogger(__name__)
 
-BUILDER = 1
+BUILDER = 2
 """Counts changes of what a kit holds; part of the key."""
 _COMPLETE = "complete"
+_UNFINISHED_S = 3600.0
 
 
 def ensure_kit(runtime_dir: Path, home: Path | None = None) -> Path:
@@ -77,6 +78,7 @@ def place(target: Path, what: str, make: Callable[[Path], object]) -> None:
         if is_whole(target):
             return
         log.info("making %s: %s", what, target)
+        _remove_unfinished(target)
         began = time.monotonic()
         new = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
@@ -87,6 +89,14 @@ def place(target: Path, what: str, make: Callable[[Path], object]) -> None:
         finally:
             shutil.rmtree(new, ignore_errors=True)
         log.info("made %s in %.1f s", what, time.monotonic() - began)
+
+
+def _remove_unfinished(target: Path) -> None:
+    """What builders that were killed left. The lock does not hold on every file system, so a young one may be alive."""
+    for left in target.parent.glob(f".{target.name}-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _UNFINISHED_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def is_whole(kit: Path) -> bool:

@@ -5,6 +5,7 @@
     lib/python3.X/            the standard library (lib64/ where this Python has it there)
     site/                     ptyprocess, the IPython kernel, and what these import
     ld.so                     the loader that fits that libc
+    python3                   what the Python here takes itself for: starts it anew, where the image has a /bin/sh
 
 Everything is copied from this node by what the files themselves say they need (the ELF interpreter, the loader's own
 list of libraries, the distributions' RECORDs), so it does not matter who built this Python.
@@ -46,6 +47,14 @@ _NOT_OF_PACKAGES = {"..", "tests", "test", "__pycache__", "third_party"}
 _BESIDE_LIBC = ("libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2", "libgcc_s.so.1", "libpthread.so.0")
 """Loaded by libc by name, so no list of libraries has them."""
 _PT_INTERP = 3
+_STARTER = f"""#!/bin/sh
+exec {INSIDE}/ld.so --library-path {INSIDE}/lib {INSIDE}/bin/python3 "$@"
+"""
+_SITECUSTOMIZE = f"""# bin/python3 cannot be executed as it is: subprocess and multiprocessing start this instead.
+import sys
+
+sys.executable = sys._base_executable = "{INSIDE}/python3"
+"""
 
 
 def distributions() -> dict[str, metadata.Distribution]:
@@ -100,6 +109,8 @@ def fill(kit: Path, programs: Programs, packages: dict[str, metadata.Distributio
         libraries += _copy_package(package, kit / "site")
     loader = elf_interpreter(programs.python)
     shutil.copy(loader, kit / "ld.so")
+    (kit / "python3").write_text(_STARTER)
+    (kit / "python3").chmod(0o755)
     # bash first: where this Python comes with libraries of its own (conda), bash and it share a few by name, and bash
     # complains on every start about another's.
     _copy_libraries(kit, loader, [programs.others["bash"], programs.python, *libraries, *programs.others.values()])
@@ -118,6 +129,7 @@ def _standard_library(kit: Path) -> list[Path]:
         ignore_dangling_symlinks=True,
         dirs_exist_ok=True,
     )
+    (target / "sitecustomize.py").write_text(_SITECUSTOMIZE)
     return [source / path.relative_to(target) for path in (target / "lib-dynload").glob("*.so")]
 
 

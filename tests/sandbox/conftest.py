@@ -16,11 +16,14 @@ from prorl_hpc.sandbox.attached_runtime import AttachedRuntime
 
 @pytest.fixture
 def runtime_dir() -> Iterator[Path]:
-    """Named as a run's is; whatever a test left in it fails the test."""
-    path = Path(tempfile.mkdtemp(prefix=f"prorl-{os.getuid()}-t", dir="/tmp"))
+    """Named as a run's is, but in a place of its own: what starts elsewhere on this node sweeps what it finds beside it.
+    Whatever a test left in it fails the test."""
+    place = Path(tempfile.mkdtemp(prefix="prorl-test-", dir="/tmp"))
+    path = place / f"prorl-{os.getuid()}-t"
+    path.mkdir(mode=0o700)
     yield path
     left = [str(p) for p in path.rglob("*")]
-    shutil.rmtree(path)
+    shutil.rmtree(place)
     assert left == []
 
 

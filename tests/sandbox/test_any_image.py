@@ -82,3 +82,15 @@ async def test_a_program_of_a_broken_image_fails_alone(sandbox_of: Callable[[Mak
     sandbox = await sandbox_of(broken_libc_image)  # type: ignore[misc]
     assert (await sandbox.call("bash", {"command": "python3 -c 1"}, TIMEOUT_S)).exit_code in (126, 127)
     assert await output(sandbox, "bash", command="echo still here") == "still here\n"
+
+
+async def test_python_starts_itself_without_a_libc(sandbox_of: Callable[[Make], object]) -> None:
+    """Of the cells, that is: subprocess and multiprocessing, and what they start in turn."""
+    sandbox = await sandbox_of(busybox_image)  # type: ignore[misc]
+    again = (
+        "import subprocess, sys; print(sys.executable, flush=True); subprocess.run([sys.executable, '-c', 'print(42)'])"
+    )
+    code = f"import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', {again!r}], capture_output=True, text=True).stdout)"
+    assert "/.prorl/kit/python3\n42\n" in await output(sandbox, "ipython", code=code)
+    code = "import multiprocessing as m, os\np = m.get_context('spawn').Process(target=os.mkdir, args=('made',))\np.start()\np.join()\nprint(p.exitcode, os.listdir())"
+    assert "0 ['made']" in await output(sandbox, "ipython", code=code)

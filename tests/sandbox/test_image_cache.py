@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -278,3 +279,18 @@ def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "image.sif")
     with pytest.raises(SandboxError, match="neither a file nor a sandbox directory"):
         check_sif(tmp_path / "image.sif")
+
+
+def test_what_the_file_system_refuses_is_told(cache: ImageCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    put(cache)
+    with monkeypatch.context() as patched, pytest.raises(SandboxError, match=r"one cannot be removed: .*Read-only"):
+        patched.setattr(Path, "unlink", refuse)
+        cache.remove("one")
+    with cache.making("two", print) as aside, monkeypatch.context() as patched:
+        aside.write_bytes(cache.path("one").read_bytes())
+        patched.setattr(Path, "chmod", refuse)
+        with pytest.raises(SandboxError, match=r"two cannot be put .*Read-only"):
+            cache.publish(aside, "two", reference="r", kind="docker", built_by="b")

@@ -84,7 +84,7 @@ async def test_what_the_system_refuses_while_preparing_has_a_reason(
 
     await (await prepared("apptainer", runtime_dir)).close()
     monkeypatch.setattr(apptainer, "make_base", refuse)
-    with pytest.raises(SandboxError, match="no sandbox can be started: .*No space left on device"):
+    with pytest.raises(SandboxError, match=r"no sandbox can be started: .*No space left on device"):
         await attached("apptainer", runtime_dir).prepare()
     assert list(runtime_dir.iterdir()) == []
 
@@ -97,7 +97,7 @@ async def test_what_the_system_refuses_while_starting_is_a_sandbox_failure(
 
     runtime = await prepared("local", runtime_dir)
     monkeypatch.setattr(attached_runtime, "_spawn", refuse)
-    with pytest.raises(SandboxError, match="did not start in 1 attempts; .*Too many open files"):
+    with pytest.raises(SandboxError, match=r"did not start in 1 attempts; .*Too many open files"):
         await runtime.start(SandboxSpec("a"))
     await runtime.close()
 

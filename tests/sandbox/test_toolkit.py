@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from importlib import metadata
@@ -95,6 +96,16 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="no luck"):
         place(tmp_path / "k", "a kit", fail)
     assert [path.name for path in tmp_path.iterdir()] == ["k.lock"]
+
+
+def test_what_a_killed_builder_left_goes_with_the_next_build(tmp_path: Path) -> None:
+    old, young, others = (tmp_path / name for name in (".k-old", ".k-young", ".other-old"))
+    for path in (old, young, others):
+        (path / "lib").mkdir(parents=True)
+    for path in (old, others):
+        os.utime(path, (1e9, 1e9))
+    place(tmp_path / "k", "a kit", lambda new: (new / "file").touch())
+    assert not old.exists() and young.is_dir() and others.is_dir()
 
 
 def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:

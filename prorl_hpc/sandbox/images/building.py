@@ -130,7 +130,10 @@ def build(
         if made_meanwhile and made_meanwhile != found:
             return _same(cache, made_meanwhile, digest), False
         text = aside.with_suffix(".def")
-        text.write_text(definition.text)
+        try:
+            text.write_text(definition.text)
+        except OSError as error:
+            raise SandboxError(f"{text} cannot be written: {error}; make room, or set $PRORL_HOME") from error
         flags = [*(["--fakeroot"] if options.fakeroot else []), *options.flags]
         request = {"what": "build", "binary": binary, "source": str(text), "target": str(aside), "options": flags}
         run_builder(

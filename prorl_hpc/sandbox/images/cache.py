@@ -110,19 +110,21 @@ class ImageCache:
             architecture=sif.architecture,
             **more,
         )
-        aside.chmod(0o644)
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
         # The old description goes first: at no time does one stand beside another's image.
         record = self.directory / f"{name}.json"
         described = aside.with_suffix(".json")
         try:
+            aside.chmod(0o644)
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
             described.write_text(json.dumps(asdict(entry), indent=1, sort_keys=True) + "\n")
             record.unlink(missing_ok=True)
             aside.rename(self.path(name))
             described.rename(record)
         except FileNotFoundError:
             raise taken_over from None
+        except OSError as error:
+            raise SandboxError(f"image {name} cannot be put into the cache: {error}") from error
         return entry
 
     def verify(self, name: str) -> Entry:
@@ -158,8 +160,11 @@ class ImageCache:
         if name not in self.names():
             raise SandboxError(f"there is no image {name} in {self.directory}")
         size = path.stat().st_size if path.exists() else 0
-        (self.directory / f"{name}.json").unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+        try:
+            (self.directory / f"{name}.json").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise SandboxError(f"image {name} cannot be removed: {error}") from error
         return size
 
     def sweep(self) -> list[str]:

@@ -248,6 +248,28 @@ def test_a_dockerfile_means_what_it_means_to_docker(cache: ImageCache, tmp_path:
     assert ".prorl-copy" not in inside(image, "ls", "-a", "/")
 
 
+def test_a_whole_context_arrives_as_it_is(cache: ImageCache, tmp_path: Path) -> None:
+    archive = tmp_path / "busybox.tar"
+    image_registry.write_docker_archive(archive, {})
+    project = tmp_path / "project"
+    (project / "sub").mkdir(parents=True)
+    (project / "sub" / "with blank.txt").write_text("inner\n")
+    (project / "link").symlink_to("sub/with blank.txt")
+    (project / "nowhere").symlink_to("absent")
+    (project / "secret").write_text("secret\n")
+    (project / ".dockerignore").write_text("secret\n")
+    (project / "Dockerfile").write_text("FROM busybox\nWORKDIR /app\nCOPY . .\nRUN cat link >read\n")
+    definition = load_definition(str(project))
+    text = rebase(definition.text, f"docker-archive:{archive}", cache)
+    build(cache, "whole", type(definition)(text, "dockerfile", "x", project, "whole"), quiet, OPTIONS)
+    image = resolve("whole")
+    there = inside(image, "ls", "-A", "/app").split()
+    assert there == [".dockerignore", "Dockerfile", "link", "nowhere", "read", "sub"]
+    assert inside(image, "cat", "/app/read") == "inner\n"
+    listed = inside(image, "ls", "-l", "/app")
+    assert "link -> sub/with blank.txt" in listed and "nowhere -> absent" in listed
+
+
 def test_stop_ends_a_builder(cache: ImageCache, registry: Registry) -> None:
     import threading
 

@@ -77,6 +77,42 @@ def test_what_cannot_be_converted_is_refused_by_line(tmp_path: Path, text: str, 
     assert words in str(caught.value)
 
 
+def test_all_that_cannot_be_converted_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError) as caught:
+        converted(tmp_path, "FROM a\nRUN <<EOF\nFROM within\nEOF\nCOPY absent /x\nRUN true <<<word\nFROBNICATE\n")
+    words = str(caught.value).splitlines()
+    assert [word.split(", ")[1].split(":")[0] for word in words] == ["line 2", "line 5", "line 7"]
+
+
+@pytest.mark.parametrize(
+    "line", ["COPY . .", "COPY ./ /app/", "ADD . /app", "COPY / /app", 'COPY [".","/app"]', "COPY ./. /app"]
+)
+def test_the_whole_context_is_copied(tmp_path: Path, line: str) -> None:
+    text = converted(tmp_path, f"FROM a\nWORKDIR /app\n{line}\n").text
+    aside = f"/.prorl-copy/1/{tmp_path.name}"
+    assert f"%files\n{tmp_path} {aside}\n" in text
+    assert f"prorl_copy {aside} /app" in text
+
+
+def test_dockerignore_and_links_are_dockers(tmp_path: Path) -> None:
+    for name in ("kept/a", "kept/b.log", "kept/keep.log", "data/big", "data/deep/small", "a b/c", "x.log"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "nowhere").symlink_to("absent")
+    (tmp_path / ".dockerignore").write_text("# none of these\n**/*.log\n!kept/keep.log\n/data\n!data/deep\n")
+    text = converted(tmp_path, "FROM a\nCOPY . /app\n").text
+    aside = f"/.prorl-copy/1/{tmp_path.name}"
+    files = text.split("%files\n")[1].split("\n%")[0].splitlines()
+    expected = [".dockerignore", "Dockerfile", "a b", "data/deep", "kept/a", "kept/keep.log"]
+    assert [line for line in files if line] == [
+        f'"{tmp_path}/{name}" "{aside}/{name}"' if " " in name else f"{tmp_path}/{name} {aside}/{name}"
+        for name in expected
+    ]
+    assert f"ln -sfn absent {aside}/nowhere" in text
+    with pytest.raises(SandboxError, match=r"line 2: there is no x\.log .* or \.dockerignore leaves it out"):
+        converted(tmp_path, "FROM a\nCOPY x.log /app\n")
+
+
 def test_shipped_definitions_are_there_and_can_be_put_on_other_bases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

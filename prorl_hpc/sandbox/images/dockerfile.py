@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.sandbox.images.build_context import BuildContext
+from prorl_hpc.sandbox.images.dockerfile_lines import heredocs, instructions
 
 _ASIDE = "/.prorl-copy"
 _COPY = (
@@ -53,23 +55,34 @@ class _Stage:
     shell: tuple[str, ...] = ("/bin/sh", "-c")
     environment: list[str] = field(default_factory=list)
     labels: list[list[str]] = field(default_factory=list)
+    files: list[list[str]] = field(default_factory=list)
+    """From the context: (source, place)."""
     copies: int = 0
 
 
 def convert_dockerfile(path: Path) -> Converted:
-    """Raises SandboxError that names the line and what to write instead."""
-    conversion = _Conversion(path)
-    for number, instruction, rest in _instructions(path):
-        conversion.add(number, instruction, rest)
+    """Raises SandboxError that names each line that cannot be converted, and what to write instead."""
+    conversion, wrong = _Conversion(path), []
+    for number, instruction, rest in instructions(path):
+        try:
+            conversion.add(number, instruction, rest)
+        except _RefusedError as refused:
+            wrong.append(f"{path}, line {number}: {refused}")
+    if wrong:
+        raise SandboxError("\n".join(wrong))
     if not conversion.stages:
         raise SandboxError(f"{path} has no FROM")
     return Converted(_write(conversion), tuple(dict.fromkeys(conversion.notes)))
 
 
+class _RefusedError(Exception):
+    """Why an instruction cannot be converted."""
+
+
 class _Conversion:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.directory = path.parent
+        self.context = BuildContext(path)
         self.stages: list[_Stage] = []
         self.first_args: list[str] = []
         """ARGs before the first FROM: they may only be used in FROM."""
@@ -79,27 +92,28 @@ class _Conversion:
         if instruction in _MEANINGLESS:
             self.notes.append(f"{instruction} (line {number}) is left out: {_MEANINGLESS[instruction]}")
             return
-        method = getattr(self, f"_{instruction.lower()}", None)
+        method = _METHODS.get(instruction)
         if method is None:
-            self._refuse(number, f"{instruction} is not an instruction that is known here")
-        if "<<" in rest and instruction in ("RUN", "COPY", "ADD") and re.search(r"<<-?['\"]?\w+['\"]?(\s|$)", rest):
-            self._refuse(number, f"{instruction} with a heredoc is not supported: put the text into a file and COPY it")
+            self._refuse(f"{instruction} is not an instruction that is known here")
         if instruction not in ("FROM", "ARG") and not self.stages:
-            self._refuse(number, f"{instruction} stands before FROM")
-        method(number, rest)
+            self.stages.append(_Stage("", []))  # so that the other lines are looked at, too
+            self._refuse(f"{instruction} stands before FROM")
+        if heredocs(instruction, rest):
+            self._refuse(f"{instruction} with a heredoc is not supported: put the text into a file and COPY it")
+        method(self, number, rest)
 
-    def _refuse(self, number: int, why: str) -> NoReturn:
-        raise SandboxError(f"{self.path}, line {number}: {why}")
+    def _refuse(self, why: str) -> NoReturn:
+        raise _RefusedError(why)
 
     def _from(self, number: int, rest: str) -> None:
         words = [word for word in rest.split() if not word.startswith("--")]
-        if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
-            self._refuse(number, "FROM takes IMAGE or IMAGE AS NAME")
         name = words[2].lower() if len(words) == 3 else f"stage-{len(self.stages)}"
-        if words[0] == "scratch" or words[0].lower() in (stage.name for stage in self.stages):
-            self._refuse(number, f"FROM {words[0]}: a definition can only start from an image of a registry")
-        lines = [*self.first_args, f"FROM {words[0]} AS {name}", f"RUN {_COPY}"]
-        self.stages.append(_Stage(name, lines))
+        earlier = [stage.name for stage in self.stages]
+        self.stages.append(_Stage(name, [*self.first_args, f"FROM {' '.join(words[:1])} AS {name}", f"RUN {_COPY}"]))
+        if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
+            self._refuse("FROM takes IMAGE or IMAGE AS NAME")
+        if words[0] == "scratch" or words[0].lower() in earlier:
+            self._refuse(f"FROM {words[0]}: a definition can only start from an image of a registry")
 
     def _arg(self, number: int, rest: str) -> None:
         if "=" not in rest:
@@ -108,27 +122,27 @@ class _Conversion:
         if not self.stages:
             self.first_args.append(f"ARG {rest.strip()}")
             return
-        self.stages[-1].lines += [f"RUN export {name}={_quoted(value)}" for name, value in self._pairs(number, rest)]
+        self.stages[-1].lines += [f"RUN export {name}={_quoted(value)}" for name, value in self._pairs(rest)]
 
     def _env(self, number: int, rest: str) -> None:
         stage = self.stages[-1]
-        for name, value in self._pairs(number, rest):
+        for name, value in self._pairs(rest):
             stage.environment.append(f"{name}={_quoted(value)}")
             stage.lines.append(f"RUN export {name}={_quoted(value)}")
 
     def _label(self, number: int, rest: str) -> None:
-        self.stages[-1].labels += [[name, value.replace("\n", " ")] for name, value in self._pairs(number, rest)]
+        self.stages[-1].labels += [[name, value.replace("\n", " ")] for name, value in self._pairs(rest)]
 
-    def _pairs(self, number: int, rest: str) -> list[tuple[str, str]]:
+    def _pairs(self, rest: str) -> list[tuple[str, str]]:
         if not re.match(r"[^\s=]+=", rest):  # the old form: one name, and all the rest is its value
             name, _, value = rest.strip().partition(" ")
             return [(name, value.strip())]
         try:
             words = shlex.split(rest)
         except ValueError as error:
-            self._refuse(number, f"its quotes do not match: {error}")
+            self._refuse(f"its quotes do not match: {error}")
         if wrong := [word for word in words if "=" not in word]:
-            self._refuse(number, f"{wrong[0]!r} is not NAME=VALUE")
+            self._refuse(f"{wrong[0]!r} is not NAME=VALUE")
         return [(word.partition("=")[0], word.partition("=")[2]) for word in words]
 
     def _workdir(self, number: int, rest: str) -> None:
@@ -137,13 +151,13 @@ class _Conversion:
         stage.lines.append(f"WORKDIR {stage.workdir}")
 
     def _shell(self, number: int, rest: str) -> None:
-        self.stages[-1].shell = tuple(self._array(rest)) or self._refuse(number, "SHELL takes a JSON array")
+        self.stages[-1].shell = tuple(self._array(rest)) or self._refuse("SHELL takes a JSON array")
 
     def _run(self, number: int, rest: str) -> None:
         stage = self.stages[-1]
         while match := re.match(r"--(\w+)=(\S+)\s+", rest):
             if match[1] == "mount" and not re.search(r"type=(cache|tmpfs)", match[2]):
-                self._refuse(number, f"RUN --mount={match[2]} is not supported: COPY what it needs")
+                self._refuse(f"RUN --mount={match[2]} is not supported: COPY what it needs")
             rest = rest[match.end() :]
         argv = self._array(rest)
         command = shlex.join(argv) if argv else shlex.join([*stage.shell, rest.strip()])
@@ -162,20 +176,25 @@ class _Conversion:
             rest = rest[match.end() :]
         words = self._array(rest) or rest.split()
         if len(words) < 2 or any(re.search(r"\s", word) for word in words):
-            self._refuse(number, "COPY and ADD take SOURCE… DESTINATION, without white space in them")
+            self._refuse("COPY and ADD take SOURCE… DESTINATION, without white space in them")
         *sources, destination = words
+        paths: list[Path] = []
         if "from" in flags:
             sources = [posixpath.join("/", source) for source in sources]
-            option = f"--from={self._stage_name(number, flags['from'])} "
+            option = f"--from={self._stage_name(flags['from'])} "
         else:
-            sources, option = self._local(number, sources), ""
+            paths = self._local(sources)
+            sources, option = [str(path) for path in paths], ""
         slash = "/" if destination.endswith(("/", "/.")) or destination == "." or len(sources) > 1 else ""
         target = posixpath.normpath(posixpath.join(stage.workdir, destination)).rstrip("/") + slash
-        for source in sources:
+        for number_of_source, source in enumerate(sources):
             stage.copies += 1
             aside = f"{_ASIDE}/{stage.copies}"
             name = posixpath.basename(source.rstrip("/"))
-            stage.lines.append(f"COPY {option}{source} {aside}/{name}")
+            if paths:
+                self._aside(stage, paths[number_of_source], f"{aside}/{name}")
+            else:
+                stage.lines.append(f"COPY {option}{source} {aside}/{name}")
             place = shlex.quote(target or "/")
             if unpack and _ARCHIVE.search(name):
                 stage.lines.append(f"RUN mkdir -p {place} && tar -xf {shlex.quote(f'{aside}/{name}')} -C {place}")
@@ -189,25 +208,42 @@ class _Conversion:
         if "chown" in flags:
             self.notes.append(f"--chown (line {number}) is left out: in a sandbox all files are its user's to read")
 
-    def _stage_name(self, number: int, given: str) -> str:
+    def _aside(self, stage: _Stage, source: Path, place: str) -> None:
+        """Copied by Apptainer before all RUNs, as far as it copies them as they are; links are made by a RUN."""
+        for piece in self.context.pieces(source):
+            target = posixpath.join(place, piece.place).rstrip("/")
+            if re.search(r'["\n]', f"{piece.path}"):
+                self._refuse(f"{str(piece.path)!r} cannot be copied: a quote or line end in its name")
+            if piece.kind == "whole":
+                stage.files.append(
+                    [f'"{path}"' if re.search(r"[\s']", path) else path for path in (str(piece.path), target)]
+                )
+            elif piece.kind == "directory":
+                stage.lines.append(f"RUN mkdir -p {shlex.quote(target)}")
+            else:
+                link = f"ln -sfn {shlex.quote(os.readlink(piece.path))} {shlex.quote(target)}"  # noqa: PTH115
+                stage.lines.append(f"RUN {link}")
+
+    def _stage_name(self, given: str) -> str:
         names = [stage.name for stage in self.stages[:-1]]
         if given.isdigit() and int(given) < len(names):
             return names[int(given)]
         if given.lower() not in names:
-            self._refuse(number, f"--from={given} is none of the stages before ({', '.join(names) or 'there is none'})")
+            self._refuse(f"--from={given} is none of the stages before ({', '.join(names) or 'there is none'})")
         return given.lower()
 
-    def _local(self, number: int, sources: list[str]) -> list[str]:
-        found: list[str] = []
+    def _local(self, sources: list[str]) -> list[Path]:
+        found: list[Path] = []
         for source in sources:
             if re.match(r"(https?|git)://|git@", source):
-                self._refuse(number, f"ADD {source}: write RUN curl -fsSL {source} -o FILE")
-            paths = sorted(self.directory.glob(posixpath.normpath(source.lstrip("/")) or "."))
+                self._refuse(f"ADD {source}: write RUN curl -fsSL {source} -o FILE")
+            try:
+                paths = self.context.find(source)
+            except ValueError as error:
+                self._refuse(f"{source}: {error}")
             if not paths:
-                self._refuse(number, f"there is no {source} in {self.directory}")
-            if any(not path.resolve().is_relative_to(self.directory.resolve()) for path in paths):
-                self._refuse(number, f"{source} lies outside of {self.directory}")
-            found += map(str, paths)
+                self._refuse(f"there is no {source} in {self.context.directory}, or .dockerignore leaves it out")
+            found += paths
         return found
 
     def _cmd(self, number: int, rest: str) -> None:
@@ -235,24 +271,10 @@ def _quoted(value: str) -> str:
     return '"' + re.sub(r'(["`\\])', r"\\\1", value) + '"'
 
 
-def _instructions(path: Path) -> list[tuple[int, str, str]]:
-    """(line number, instruction, what follows it), with lines joined and comments taken out as Docker does."""
-    found, pending, start = [], "", 0
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if line.lstrip().startswith("#") or (not line.strip()):
-            if (match := re.match(r"\s*#\s*escape\s*=\s*(\S)", line)) and match[1] != "\\":
-                raise SandboxError(f"{path}, line {number}: only \\ can be the escape character")
-            continue
-        start = start if pending else number
-        if line.rstrip().endswith("\\"):
-            pending += line.rstrip()[:-1] + " "
-            continue
-        words = (pending + line).strip().split(None, 1)
-        found.append((start, words[0].upper(), words[1] if len(words) > 1 else ""))
-        pending = ""
-    if pending:
-        raise SandboxError(f"{path} ends within the instruction of line {start}")
-    return found
+_METHODS = {
+    name.upper(): getattr(_Conversion, f"_{name}")
+    for name in ["from", "arg", "env", "label", "workdir", "shell", "run", "copy", "add", "cmd", "entrypoint", "volume"]
+}
 
 
 def _write(conversion: _Conversion) -> str:
@@ -267,6 +289,6 @@ def _write(conversion: _Conversion) -> str:
     finally:
         os.unlink(file.name)  # noqa: PTH108
     for stage, recipe in zip(conversion.stages, parser.recipe.values(), strict=True):
-        recipe.environ, recipe.labels = stage.environment, stage.labels
+        recipe.environ, recipe.labels, recipe.files = stage.environment, stage.labels, stage.files
     text: str = SingularityWriter(parser.recipe).convert(runscript="/bin/sh")
     return f"# Converted from {conversion.path.name}\n{text}\n"

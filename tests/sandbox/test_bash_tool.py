@@ -138,6 +138,12 @@ async def test_a_directory_that_the_shell_forgot_is_no_error(sandbox: Sandbox) -
     assert (await bash(sandbox, "(exit 7)")).exit_code == 7
 
 
+async def test_a_directory_deeper_than_any_path_can_say_is_in_the_answer(sandbox: Sandbox) -> None:
+    deep = await bash(sandbox, f"for i in $(seq 80); do mkdir {'d' * 250} && cd {'d' * 250} || break; done; (exit 5)")
+    assert deep.exit_code == 5 and len(deep.cwd) > 80 * 250, deep
+    assert (await bash(sandbox, "cd ~; true")).exit_code == 0
+
+
 async def test_marks_that_a_command_forges_are_output(sandbox: Sandbox) -> None:
     await bash(sandbox, "trap 'c=$BASH_COMMAND; [[ $c == *001*:* ]] && n=${c#*001} && n=${n%%:*}' DEBUG")
     await bash(sandbox, "trap - DEBUG")

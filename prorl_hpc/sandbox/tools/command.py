@@ -14,7 +14,8 @@ SHELLS_TERMINAL = "/dev/tty"
 """The shell's own, and that of interactive commands: from it, programs read what a person types."""
 INTERRUPTED = 130
 """The exit code of what SIGINT ended."""
-LONGEST_MARK = 8192
+LONGEST_MARK = 1 << 16
+"""There are directories with names of more than PATH_MAX bytes: of several parts, each made in the one before."""
 _MARK = re.compile(rb"(\d{1,9}):(\d{1,3}):(.*)", re.DOTALL)
 
 

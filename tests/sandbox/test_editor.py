@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from prorl_hpc.sandbox.tools import edit_text
 from prorl_hpc.sandbox.tools.edit_history import Change, History
 from prorl_hpc.sandbox.tools.editor import Tools
 from prorl_hpc.sandbox.tools.loop import Loop
@@ -169,6 +170,17 @@ def test_refusals_say_what_to_do(edit: Edit, tmp_path: Path) -> None:
         with pytest.raises(Refused, match=reason):
             edit("str_replace", **arguments)
         assert (tmp_path / "f").read_text() == text
+
+
+def test_text_with_other_white_space_is_looked_for_in_bounded_time(
+    edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_text("a\n" * 1000 + "b\n")
+    with pytest.raises(Refused, match=r"(?s)But for white space.* 1001\tb"):
+        edit("str_replace", old=" a\n" * 100 + "b", new="")
+    monkeypatch.setattr(edit_text, "NEAREST_S", -1.0)
+    with pytest.raises(Refused, match="Nothing in the file is like it"):
+        edit("str_replace", old=" a\n" * 100 + "b", new="")
 
 
 def test_places_that_overlap_are_several(edit: Edit, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ LINE_CHARS = 2000
 AROUND_LINES = 4
 """Lines shown before and after an edit."""
 NEAREST_S = 0.2
-"""How long the nearest line may be looked for."""
+"""How long the nearest line, or the text but for its white space, may be looked for."""
 PLACES_NAMED = 20
 
 
@@ -109,7 +109,10 @@ class Document:
         bare = [line.strip() for line in wanted]
         if any(bare):
             stripped = [line.strip() for line in lines]
+            until = time.monotonic() + NEAREST_S
             for number in range(len(lines) - len(bare) + 1):
+                if time.monotonic() > until:  # many lines of both are the same
+                    break
                 if stripped[number] == bare[0] and stripped[number : number + len(bare)] == bare:
                     shown = numbered(lines, number + 1, number + len(bare), 2000)[0]
                     return f"But for white space it is here; give it exactly as it is:\n{shown}"

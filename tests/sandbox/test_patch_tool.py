@@ -146,6 +146,45 @@ async def test_a_damaged_index_only_loses_what_it_alone_knew(sandbox: Sandbox) -
     assert b"b/f\n" in diff and b"a.log" not in diff
 
 
+async def test_what_is_not_utf_8_survives_as_text(sandbox: Sandbox, tmp_path: Path) -> None:
+    await bash(
+        sandbox,
+        r"printf 'caf\xe9\n1\n2\n' > latin; seq 9 > plain; printf 'x\xe9\n' > moved; ln -s $'\xe9' ln; echo 1 > becomes;"
+        r"printf 'x\xe9\n' > removed; printf '*.py diff=python\nlatin diff\n' > .gitattributes; git add -A; git commit -qm b",
+    )
+    checkout = await fresh(sandbox, tmp_path, "main")
+    await bash(
+        sandbox,
+        r"sed -i s/1/one/ latin plain; printf '# \xe9\n' > new.py; mv moved away; chmod +x away; rm removed becomes;"
+        r"ln -sfn $'\xe9\xff' ln; ln -s $'\xe8' becomes; printf 'new \303\274\n' > utf; printf $'\xe9' > $'n\n\xe9'",
+    )
+    result = await sandbox.call("patch", {}, TIMEOUT_S)
+    git(checkout, "apply", "--index", stdin=result.output.encode())
+    wanted = await bash(sandbox, "git add -A; git write-tree")
+    assert subprocess.check_output(["git", "write-tree"], cwd=checkout, text=True) == wanted
+    assert "+one\n" in result.output and "+new ü\n" in result.output and "rename from moved" in result.output
+
+
+async def test_a_hunks_surroundings_are_not_cut_within_a_character(sandbox: Sandbox) -> None:
+    await bash(
+        sandbox, "(echo x$(printf 'ü%.0s' $(seq 80)); seq 20) > f; git add f; git commit -qm f; sed -i s/^15/x/ f"
+    )
+    diff = await patch(sandbox)
+    assert "@@ -13,7 +13,7 @@ xü" in diff.decode() and b"+x\n" in diff
+
+
+async def test_images_of_cells_are_not_in_it(sandbox: Sandbox) -> None:
+    await bash(sandbox, "mkdir -p .ipython_files d/.ipython_files; echo > .ipython_files/image_1.png; git add -f .ipy*")
+    await bash(
+        sandbox,
+        "echo > d/.ipython_files/mine; mkdir r; git init -q r; git -C r -c user.name=a -c user.email=a "
+        "commit -q --allow-empty -m x; echo x > r/x",
+    )
+    diff = await patch(sandbox)
+    assert b"image_1" not in diff and b"+++ b/d/.ipython_files/mine" in diff
+    assert b"+++ b/x" in await patch(sandbox, path="r")
+
+
 async def test_base(sandbox: Sandbox) -> None:
     await bash(
         sandbox,

@@ -124,10 +124,10 @@ class GitView:
                     os.symlink(part, os.path.join(path, name))
             # By a name of ours: a path with a line break could not be written down there.
             os.symlink(repository.objects, os.path.join(path, "borrowed"))
-            self._write("objects/info/alternates", os.fsencode(os.path.join(path, "borrowed")) + b"\n")
-            self._write("HEAD", repository.text(repository.git_dir, "HEAD"))
-            self._write("info/exclude", repository.text(repository.common_dir, "info/exclude"))
-            self._write("config", config.encode())
+            self.write("objects/info/alternates", os.fsencode(os.path.join(path, "borrowed")) + b"\n")
+            self.write("HEAD", repository.text(repository.git_dir, "HEAD"))
+            self.write("info/exclude", repository.text(repository.common_dir, "info/exclude"))
+            self.write("config", config.encode())
         except OSError as error:
             raise refusal(path, error) from None
 
@@ -138,7 +138,7 @@ class GitView:
     def env_of_agents_index(self) -> dict[str, str]:
         return {**self.env, "GIT_INDEX_FILE": os.path.join(self._repository.git_dir, "index")}
 
-    def _write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes) -> None:
         with open(os.path.join(self._path, name), "wb") as file:
             file.write(content)
 

@@ -7,8 +7,10 @@ used: git runs on a directory of ours (see git_view.py) that borrows the reposit
 from __future__ import annotations
 
 import os
+import re
 import time
 
+from prorl_hpc.sandbox.tools.cell_runner import FILES
 from prorl_hpc.sandbox.tools.children import Child, Collected, program
 from prorl_hpc.sandbox.tools.framing import MAX_BODY_BYTES
 from prorl_hpc.sandbox.tools.git_view import GitView, Repository
@@ -28,6 +30,10 @@ _DIFF = [
     *("--unified=3", "--inter-hunk-context=0", "--diff-algorithm=myers", "--indent-heuristic", "--find-renames=50%"),
     *("-l1000", "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short", "--ignore-submodules=none"),
 ]
+_ALL_BINARY = b"* -diff\n"
+_LINKS_BINARY = ("-c", "diff.default.binary=true")
+_NEXT_FILE = b"\ndiff --git "
+_HUNK = re.compile(rb"^@@ .*$", re.MULTILINE)
 
 
 class TimedOut(Exception):
@@ -45,11 +51,16 @@ class Git:
         self._deadline = time.monotonic() + call.timeout_s
 
     def run(
-        self, *arguments: str, stdin: bytes = b"", limit: int = NAMES_BYTES, env: dict[str, str] | None = None
+        self,
+        *arguments: str,
+        stdin: bytes = b"",
+        limit: int = NAMES_BYTES,
+        env: dict[str, str] | None = None,
+        settings: tuple[str, ...] = (),
     ) -> Generator[float, None, Collected]:
         """What one command writes; Refused with git's words where it fails."""
         output, errors = Collected(limit), Collected(MESSAGE_BYTES)
-        body = program([*self._view.argv, *arguments], self._top, env or self._view.env)
+        body = program([*self._view.argv, *settings, *arguments], self._top, env or self._view.env)
         child = Child(self._host, body, output.add, errors.add, stdin)
         code = yield from child.wait(self._call, self._deadline)
         if code is None:
@@ -74,7 +85,8 @@ class Tools:
     def patch(self, call: Call, base: str = "HEAD", path: str = ".") -> Generator[float, None, Answer]:
         """The changes below ``path`` from ``base`` (a commit, tag, branch or tree) to the work tree as it is: untracked
         files included, ignored ones not; file names are relative to the repository's top. Repositories within the
-        repository (submodules too) are left as they are in ``base``. Nothing of the repository is touched."""
+        repository (submodules too) are left as they are in ``base``, and so is the directory of ``ipython``'s images.
+        All of it is UTF-8: files in another encoding are in it as binary ones. Nothing of the repository is touched."""
         repository = Repository(self._workspace, path)
         view = GitView(self._host, repository)
         git = Git(self._host, call, view, repository)
@@ -82,19 +94,49 @@ class Tools:
             view.make()
             tree = yield from _tree(git, base)
             yield from git.run("read-tree", tree)
-            yield from _stage(git, view, repository)
-            diff = yield from git.run(*_DIFF, tree, "--", _literally(repository.below), limit=MAX_BODY_BYTES)
+            yield from _stage(git, view, repository, self._of_ours(repository))
+            diff = yield from _diff(git, view, tree, _literally(repository.below))
         except TimedOut:
             hint = "let .gitignore name what is not part of the work (build products, data), or remove it"
             return Answer(f"[timed out after {call.timeout_s:g} s: {hint}]\n", None, timed_out=True)
         finally:
             view.remove()
-        if diff.overflow:
+        if len(diff) > MAX_BODY_BYTES:
             raise Refused(
                 f"the patch has more than {MAX_BODY_BYTES >> 20} MiB: give path a smaller directory, let .gitignore name "
                 "what is not part of the work (build products, data), or remove it"
             )
-        return Answer(bytes(diff.data))
+        return Answer(diff)
+
+    def _of_ours(self, repository: Repository) -> set[bytes]:
+        """The directory that ``ipython`` saves images in, where it is in this repository."""
+        return {FILES.encode()} if repository.top == self._workspace.root else set()
+
+
+def _diff(git: Git, view: GitView, tree: str, below: str) -> Generator[float, None, bytes]:
+    """The patch, in UTF-8; more than MAX_BODY_BYTES where that is too long."""
+    found = yield from git.run(*_DIFF, tree, "--", below, limit=MAX_BODY_BYTES + 1)
+    diff = bytes(found.data)
+    if found.overflow or _is_text(diff):
+        return diff
+    # git cuts what it tells of a hunk's surroundings after 80 bytes, not between two characters.
+    diff = _HUNK.sub(lambda line: line[0].decode("utf-8", "ignore").encode(), diff)
+    if _is_text(diff):
+        return diff
+    view.write("info/attributes", _ALL_BINARY)
+    binary = yield from git.run(*_DIFF, tree, "--", below, limit=2 * MAX_BODY_BYTES, settings=_LINKS_BINARY)
+    if binary.overflow:
+        return bytes(binary.data)
+    of_each = zip(diff.split(_NEXT_FILE), bytes(binary.data).split(_NEXT_FILE), strict=True)
+    return _NEXT_FILE.join(text if _is_text(text) else as_binary for text, as_binary in of_each)
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _tree(git: Git, base: str) -> Generator[float, None, str]:
@@ -109,13 +151,14 @@ def _tree(git: Git, base: str) -> Generator[float, None, str]:
     raise Refused(f"base {base!r} names no commit of the repository: git log --oneline --all shows which there are")
 
 
-def _stage(git: Git, view: GitView, repository: Repository) -> Generator[float, None, None]:
-    """Bring our index to the state of the work tree."""
+def _stage(git: Git, view: GitView, repository: Repository, of_ours: set[bytes]) -> Generator[float, None, None]:
+    """Bring our index to the state of the work tree, without the directories ``of_ours``."""
     others = yield from git.names("ls-files", "--others", "--exclude-standard")
     staged = yield from git.names("ls-files", "--stage")
     _check_path(repository, [entry.split(b"\t", 1)[1] for entry in staged])
     inner = {name.rstrip(b"/") for name in others if name.endswith(b"/")}
     inner |= {entry.split(b"\t", 1)[1] for entry in staged if entry.startswith(_GITLINK)}
+    inner |= of_ours
     excluded = [f":(top,exclude,literal){os.fsdecode(name)}" for name in sorted(inner)]
     yield from git.run("add", "--all", "--", ":(top)", *excluded)
     try:

@@ -173,6 +173,13 @@ async def test_a_hunks_surroundings_are_not_cut_within_a_character(sandbox: Sand
     assert "@@ -13,7 +13,7 @@ xü" in diff.decode() and b"+x\n" in diff
 
 
+async def test_a_link_that_moved_below_its_own_path(sandbox: Sandbox, tmp_path: Path) -> None:
+    checkout = await fresh(sandbox, tmp_path)
+    await bash(sandbox, "rm link; mkdir link; ln -s changed link/link; mv moved renamed")
+    git(checkout, "apply", "--index", stdin=await patch(sandbox))
+    assert content(checkout)["link/link"] == (False, b"-> changed") and "renamed" in content(checkout)
+
+
 async def test_images_of_cells_are_not_in_it(sandbox: Sandbox) -> None:
     await bash(sandbox, "mkdir -p .ipython_files d/.ipython_files; echo > .ipython_files/image_1.png; git add -f .ipy*")
     await bash(

@@ -30,6 +30,8 @@ _DIFF = [
     *("--unified=3", "--inter-hunk-context=0", "--diff-algorithm=myers", "--indent-heuristic", "--find-renames=50%"),
     *("-l1000", "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short", "--ignore-submodules=none"),
 ]
+_MOVED = b"\nsimilarity index 100%\nrename "
+_LINK = b":120000 "
 _ALL_BINARY = b"* -diff\n"
 _LINKS_BINARY = ("-c", "diff.default.binary=true")
 _NEXT_FILE = b"\ndiff --git "
@@ -115,7 +117,14 @@ class Tools:
 
 def _diff(git: Git, view: GitView, tree: str, below: str) -> Generator[float, None, bytes]:
     """The patch, in UTF-8; more than MAX_BODY_BYTES where that is too long."""
-    found = yield from git.run(*_DIFF, tree, "--", below, limit=MAX_BODY_BYTES + 1)
+    what = [*_DIFF, tree, "--", below]
+    found = yield from git.run(*what, limit=MAX_BODY_BYTES + 1)
+    if _MOVED in found.data:
+        pairs = yield from git.run("diff-index", "--cached", "--raw", "-z", "--find-renames=100%", tree, "--", below)
+        if any(pair.startswith(_LINK) and b" R" in pair for pair in bytes(pairs.data).split(b"\0")):
+            # git apply does not see that it was a link, and refuses what is below its path now.
+            what.insert(len(_DIFF), "--no-renames")
+            found = yield from git.run(*what, limit=MAX_BODY_BYTES + 1)
     diff = bytes(found.data)
     if found.overflow or _is_text(diff):
         return diff
@@ -124,7 +133,7 @@ def _diff(git: Git, view: GitView, tree: str, below: str) -> Generator[float, No
     if _is_text(diff):
         return diff
     view.write("info/attributes", _ALL_BINARY)
-    binary = yield from git.run(*_DIFF, tree, "--", below, limit=2 * MAX_BODY_BYTES, settings=_LINKS_BINARY)
+    binary = yield from git.run(*what, limit=2 * MAX_BODY_BYTES, settings=_LINKS_BINARY)
     if binary.overflow:
         return bytes(binary.data)
     of_each = zip(diff.split(_NEXT_FILE), bytes(binary.data).split(_NEXT_FILE), strict=True)

@@ -90,6 +90,18 @@ async def test_nothing_found_is_an_exit_code(sandbox: Sandbox) -> None:
         assert result.exit_code == 1 and "nothing was found" in result.output
 
 
+async def test_a_glob_that_fits_nothing_is_named(sandbox: Sandbox) -> None:
+    for arguments, hint in (
+        ({"pattern": "foo", "glob": "["}, "0 files searched; in the glob '[', [ has no partner and means itself"),
+        ({"pattern": "a[b", "kind": "name"}, "names searched; in the glob 'a[b', [ has no partner and means itself"),
+        ({"pattern": "{a,b", "kind": "name"}, "{ has no partner"),
+        ({"pattern": "foo", "glob": "*.zig"}, "0 files searched; the glob '*.zig' fits none"),
+    ):
+        result = await search(sandbox, **arguments)
+        assert result.exit_code == 1 and hint in result.output, result
+    assert "partner" not in (await search(sandbox, "[xyz][]a]*{q,r}", kind="name")).output
+
+
 async def test_what_cannot_be_searched_is_refused(sandbox: Sandbox) -> None:
     for arguments, reason in (
         ({"pattern": "("}, "missing ), unterminated subpattern at position 0. To find these very characters"),

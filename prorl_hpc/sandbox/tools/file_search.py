@@ -7,7 +7,7 @@ import re
 import stat
 from collections import Counter, deque
 
-from prorl_hpc.sandbox.tools.globs import matcher
+from prorl_hpc.sandbox.tools.globs import lone_brackets, matcher
 from prorl_hpc.sandbox.tools.listing import plain
 from prorl_hpc.sandbox.tools.toolset import Refused
 from prorl_hpc.sandbox.tools.workspace import Workspace
@@ -67,13 +67,19 @@ class Search:
             os.write(2, str(error).encode("utf-8", "replace"))
             return REFUSED
         if not self._hits:
-            self._write(
-                f"nothing was found: {self._files} {'names' if self._query.kind == 'name' else 'files'} searched"
-            )
+            searched = "names" if self._query.kind == "name" else "files"
+            self._write(f"nothing was found: {self._files} {searched} searched{self._hint()}")
         if self._unread:
             self._write(f"[{self._unread} files or directories could not be read]")
         self._flush()
         return FOUND if self._hits else NOTHING_FOUND
+
+    def _hint(self) -> str:
+        query = self._query
+        glob = query.pattern if query.kind == "name" else query.glob
+        if lone := lone_brackets(glob):
+            return f"; in the glob {glob!r}, {lone} has no partner and means itself"
+        return f"; the glob {glob!r} fits none" if query.glob and not self._files else ""
 
     def _names(self) -> None:
         fits = _glob(self._query.pattern, self._query.ignore_case)

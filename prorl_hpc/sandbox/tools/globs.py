@@ -20,6 +20,13 @@ def matcher(pattern: str, *, ignore_case: bool = False) -> Callable[[str, str], 
     return lambda path, name: expression.fullmatch(path if of_path else name) is not None
 
 
+def lone_brackets(pattern: str) -> str:
+    """``[`` or ``{`` where it is open at the end, and taken as itself; else empty."""
+    if "[" in _TOKEN.findall(pattern):
+        return "["
+    return "{" if pattern.count("{") > pattern.count("}") else ""
+
+
 def to_regex(pattern: str) -> str:
     """``*`` and ``?`` stay within a directory, ``**`` does not; ``[a-z]``, ``[!a]``, ``{a,b}`` and a backslash before a
     special character are as in a shell."""

@@ -109,6 +109,14 @@ async def test_images_become_files_and_overwrite_nothing(cells: Cells) -> None:
     assert (await cells.run("1")).files == ()
 
 
+async def test_imports_leave_nothing_in_the_workspace_and_other_programs_do_as_ever(cells: Cells) -> None:
+    await cells.bash("echo 'x = 1' > of_mine.py")
+    assert await cells.say("import of_mine\nof_mine.x") == "1\n"
+    assert await cells.bash("ls") == "of_mine.py\n"
+    await cells.say("!python3 -c 'import of_mine'")
+    assert (await cells.bash("ls")).split() == ["__pycache__", "of_mine.py"]
+
+
 async def test_figures_of_matplotlib_are_shown(cells: Cells) -> None:
     pytest.importorskip("matplotlib")
     shown = await cells.run("import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])\nplt.show()\nprint('done')")

@@ -100,7 +100,8 @@ class CellProcess:
         self._started = time.monotonic()
         self.ready, self._killed, self.end = False, False, ""
         python = self._candidates[0]
-        argv = [*python.argv, RUNNER, self.mode, python.site, self._host.settings.root, str(CONTROL_FD)]
+        # -B: no __pycache__ among the work, whatever of it a cell imports. What a cell starts does as it likes.
+        argv = [*python.argv, "-B", RUNNER, self.mode, python.site, self._host.settings.root, str(CONTROL_FD)]
         self._spawn([*argv, *self._arguments])
 
     def begin(self, code: str) -> None:

@@ -36,6 +36,14 @@ async def test_directory_and_environment(sandbox: Sandbox) -> None:
     assert (await sandbox.call("exec", arguments, TIMEOUT_S)).output.startswith("given /")
 
 
+async def test_a_directory_that_is_not_there_is_what_is_said(sandbox: Sandbox) -> None:
+    result = await sandbox.exec(["ls"], TIMEOUT_S, cwd="/nope")
+    assert (result.output, result.exit_code) == (
+        "ls was not started: the directory /nope: No such file or directory\n",
+        126,
+    )
+
+
 async def test_exit_codes(sandbox: Sandbox) -> None:
     for argv, code in (
         (["false"], 1),

@@ -128,11 +128,18 @@ class Child:
 
 
 def program(argv: Sequence[str], cwd: str, env: dict[str, str]) -> Callable[[], int]:
-    """A child's body that becomes this program; 127 where there is none, 126 where it cannot be started."""
+    """A child's body that becomes this program; 127 where there is none, 126 where it cannot be started, as in a
+    directory that is not there."""
 
     def body() -> int:
         try:
             os.chdir(cwd)
+        except OSError as error:
+            os.write(
+                2, f"{argv[0]} was not started: the directory {cwd}: {error.strerror}\n".encode("utf-8", "replace")
+            )
+            return 126
+        try:
             os.execvpe(argv[0], list(argv), env)
         except OSError as error:
             os.write(2, f"{argv[0]}: {error.strerror}\n".encode("utf-8", "replace"))

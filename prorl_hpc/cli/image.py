@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from prorl_hpc.cli import image_conversion
+from prorl_hpc.cli.image_words import size_text, tell
 from prorl_hpc.messages.errors import ConfigError, SandboxError
+from prorl_hpc.sandbox.images.builder_error import BuilderError
 from prorl_hpc.sandbox.images.building import BuildOptions, build, pull
 from prorl_hpc.sandbox.images.cache import Entry, ImageCache, Progress
 from prorl_hpc.sandbox.images.definitions import Definition, load_definition, needed_base, rebase
-from prorl_hpc.sandbox.images.references import Reference, check_name, docker_reference, is_name, parse_reference
+from prorl_hpc.sandbox.images.references import (
+    Reference,
+    check_name,
+    docker_reference,
+    is_name,
+    parse_reference,
+    read_reference,
+)
 from prorl_hpc.sandbox.images.resolving import SHIPPED
 
 VERBS = ("build", "pull", "list", "verify", "convert", "remove")
@@ -88,20 +95,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(cache: ImageCache, args: argparse.Namespace, options: BuildOptions) -> int:
+    try:
+        check_name(args.name or "unnamed")
+    except SandboxError as error:
+        raise ConfigError(f"--name: {error}") from None
     definition = load_definition(args.source)
     if args.base:
         base_of_base = _prepare_base(cache, definition, args.base, options)
         definition = replace(definition, text=rebase(definition.text, base_of_base, cache))
     elif needed := needed_base(definition):
         if cache.find(needed) is None and needed in SHIPPED and not args.show:
-            _tell(f"{definition.name} is built on {needed}, which comes first")
+            tell(f"{definition.name} is built on {needed}, which comes first")
             _make(cache, load_definition(needed), needed, options)
         if not args.show or cache.find(needed):
             definition = replace(definition, text=rebase(definition.text, needed, cache))
     if args.show:
+        _note(definition, definition.name)
         print(definition.text)
         return 0
-    _make(cache, definition, check_name(args.name or definition.name), options)
+    _make(cache, definition, args.name or definition.name, options)
     return 0
 
 
@@ -116,37 +128,60 @@ def _prepare_base(cache: ImageCache, definition: Definition, base: str, options:
 
 
 def _make(cache: ImageCache, definition: Definition, name: str, options: BuildOptions) -> None:
+    _note(definition, name)
+    try:
+        entry, made = build(cache, name, definition, _progress(name), options)
+    except BuilderError as error:
+        raise SandboxError(error.brief) from error
+    _told(cache, entry, made)
+
+
+def _note(definition: Definition, name: str) -> None:
     for note in definition.notes:
-        _tell(f"{name}: {note}")
-    _told(cache, *build(cache, name, definition, _progress(name), options))
+        tell(f"{name}: {note}")
 
 
 def _pull(cache: ImageCache, args: argparse.Namespace, options: BuildOptions) -> int:
-    references = [_reference(text) for text in args.references]
+    """Each that can be had; what failed is told at the end, too."""
+    references = _references(args.references)
+    failed: list[tuple[Reference, str]] = []
     for reference in references:
-        _told(cache, *pull(cache, reference, _progress(reference.cache_name), options))
+        try:
+            entry, made = pull(cache, reference, _progress(reference.cache_name), options)
+        except SandboxError as error:
+            why = error.brief if isinstance(error, BuilderError) else str(error)
+            failed.append((reference, why))
+            if len(references) > 1:
+                tell(f"{reference.cache_name}: {why}")
+        else:
+            _told(cache, entry, made)
+    if failed and len(references) == 1:
+        raise SandboxError(failed[0][1])
+    if failed:
+        names = ", ".join(str(reference) for reference, _ in failed)
+        raise SandboxError(f"{len(failed)} of {len(references)} images could not be pulled: {names}")
     return 0
 
 
-def _reference(text: str) -> Reference:
-    try:
-        reference = parse_reference(text) or docker_reference(text)
-    except SandboxError as error:
-        raise ConfigError(str(error)) from None
-    if reference is None:
-        raise ConfigError(
-            f"{text!r} is no image reference: docker://[HOST/]NAME[:TAG], oras://…, docker-archive:FILE.tar"
-        )
-    if reference.kind.endswith("archive") and not Path(reference.place).is_file():
-        raise ConfigError(f"there is no file {reference.place}")
-    return reference
+def _references(texts: list[str]) -> list[Reference]:
+    """Each once. ConfigError with all that are none."""
+    found, wrong = {}, []
+    for text in texts:
+        try:
+            reference = read_reference(text)
+            found[str(reference)] = reference
+        except SandboxError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return list(found.values())
 
 
 def _told(cache: ImageCache, entry: Entry, made: bool) -> None:
     if not made:
-        _tell(f"{entry.name} is in the cache already (--force makes it again)")
+        tell(f"{entry.name} is in the cache already (--force makes it again)")
     print(f"{cache.path(entry.name)}")
-    _tell(f"use it with sandbox.image={entry.name if entry.source_sha256 else entry.reference}")
+    tell(f"use it with sandbox.image={entry.name if entry.source_sha256 else entry.reference}")
 
 
 def _list(cache: ImageCache) -> int:
@@ -155,20 +190,28 @@ def _list(cache: ImageCache) -> int:
     for name in cache.names():
         entry = cache.find(name)
         if entry is None:
-            rows.append((name, "", "", "", "not whole: see `image verify`"))
+            rows.append((name, size_text(_size(cache, name)), "", "", "not whole: see `image verify`"))
             continue
         age = _age(time.time() - entry.created)
-        rows.append((name, _mib(entry.size), age, entry.architecture, entry.reference))
+        rows.append((name, size_text(entry.size), age, entry.architecture, entry.reference))
     making = [p.name[1:].removesuffix(".lock") for p in sorted(cache.directory.glob(".*.lock"))]
     rows += [(name, "", "", "", "being made now, or left by a process that died") for name in making]
     if not rows:
         print(f"{cache.directory} is empty: `prorl-hpc image build base`, or `prorl-hpc image pull docker://…`")
         return 0
     print(_table([("NAME", "SIZE", "AGE", "FOR", "FROM"), *rows]))
-    print(
-        f"{len(rows) - len(making)} images, {_mib(sum(entry.size for entry in cache.entries()))} in {cache.directory}"
-    )
+    names = cache.names()
+    strange = len(names) - len(cache.entries())
+    told = f" ({strange} of them not whole)" if strange else ""
+    total = size_text(sum(_size(cache, name) for name in names))
+    print(f"{len(names)} image{'s' * (len(names) != 1)}{told}, {total} in {cache.directory}")
     return 0
+
+
+def _size(cache: ImageCache, name: str) -> int:
+    """Bytes of the file, whatever is known of it."""
+    path = cache.directory / f"{name}.sif"
+    return path.stat().st_size if path.exists() else 0
 
 
 def _verify(cache: ImageCache, given: list[str]) -> int:
@@ -177,7 +220,10 @@ def _verify(cache: ImageCache, given: list[str]) -> int:
     for name in names:
         try:
             entry = cache.verify(name)
-            print(f"{name}: sound ({_mib(entry.size)}, {entry.architecture}, sha256 {entry.sha256[:12]}…)", flush=True)
+            print(
+                f"{name}: sound ({size_text(entry.size)}, {entry.architecture}, sha256 {entry.sha256[:12]}…)",
+                flush=True,
+            )
         except SandboxError as error:
             wrong += 1
             print(f"{name}: {error}", flush=True)
@@ -187,7 +233,7 @@ def _verify(cache: ImageCache, given: list[str]) -> int:
 
 def _remove(cache: ImageCache, given: list[str]) -> int:
     for name in [_known(cache, text) for text in given]:
-        print(f"{name}: removed, {_mib(cache.remove(name))} are free")
+        print(f"{name}: removed, {size_text(cache.remove(name))} are free")
     cache.sweep()
     return 0
 
@@ -206,11 +252,7 @@ def _known(cache: ImageCache, text: str) -> str:
 
 
 def _progress(name: str) -> Progress:
-    return lambda line: _tell(f"{name}: {line}")
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return lambda line: tell(f"{name}: {line}")
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> str:
@@ -219,10 +261,6 @@ def _table(rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
 
 
 def _age(seconds: float) -> str:

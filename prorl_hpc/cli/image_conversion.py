@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from prorl_hpc.cli.image_words import size_text, tell
 from prorl_hpc.sandbox.images.building import BuildOptions
 from prorl_hpc.sandbox.images.cache import ImageCache
 from prorl_hpc.sandbox.images.conversion import FAILED, WAITING, Report, convert
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, cache: ImageCache, options: BuildOptions) -> i
     references = read_references(args.list, args.column)
     report_path: Path = args.report or args.list.with_name(f"{args.list.name}.report.json")
     present = sum(cache.find(reference.cache_name) is not None for reference in references)
-    _tell(f"{len(references)} images, {present} of them in {cache.directory}; {args.jobs} at a time")
+    tell(f"{len(references)} images, {present} of them in {cache.directory}; {args.jobs} at a time")
     try:
         report = convert(
             cache,
@@ -37,27 +37,23 @@ def run(args: argparse.Namespace, cache: ImageCache, options: BuildOptions) -> i
             tries=args.tries,
             options=options,
             report_path=report_path,
-            tell=_tell,
+            tell=tell,
             verbose=args.verbose,
         )
     except KeyboardInterrupt:
-        _tell(f"stopped; report: {report_path}. The same command goes on from here")
+        tell(f"stopped; report: {report_path}. The same command goes on from here")
         raise
     print(summary(report, report_path))
     return 1 if report.count(FAILED) or report.count(WAITING) else 0
 
 
 def summary(report: Report, path: Path) -> str:
-    """A table of what did not work, and the counts."""
+    """The counts, and what did not work; why was told when it happened, and is in the report."""
     lines = [", ".join(f"{number} {state}" for state, number in report.counts.items() if number)]
     for outcome in report.outcomes:
         if outcome.state == FAILED:
-            reason = outcome.reason.replace("\n", "\n    ")
-            lines.append(f"failed: {outcome.reference} ({outcome.tries} tries)\n    {reason}")
+            lines.append(f"failed: {outcome.reference} (tries: {outcome.tries})")
     total = sum(outcome.size for outcome in report.outcomes)
-    lines.append(f"{total / 2**30:.1f} GiB in the cache; report: {path}")
+    why = ", and why each one failed" if report.count(FAILED) else ""
+    lines.append(f"{size_text(total)} in the cache; report{why}: {path}")
     return "\n".join(lines)
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.messages.errors import ConfigError, SandboxError
 from prorl_hpc.sandbox.images.cache import ImageCache
 from prorl_hpc.sandbox.images.definitions import load_definition, needed_base, rebase, shipped_directory
 from prorl_hpc.sandbox.images.dockerfile import Converted, convert_dockerfile
@@ -126,7 +126,9 @@ def test_shipped_definitions_are_there_and_can_be_put_on_other_bases(
     assert "From:" not in text and text.count("%post") == 1
     assert "Bootstrap: docker-archive\nFrom: /x/y.tar\n" in rebase(base.text, "docker-archive:/x/y.tar", cache)
     assert needed_base(load_definition("coding")) == "base"
-    with pytest.raises(SandboxError, match="no reference, no file, and no name"):
+    with pytest.raises(ConfigError, match="no reference, no file, and no name"):
         rebase(base.text, "nowhere", cache)
-    with pytest.raises(SandboxError, match=r"did you mean coding\?"):
+    with pytest.raises(ConfigError, match="`prorl-hpc image build base` makes it"):
+        rebase(base.text, "base", cache)
+    with pytest.raises(ConfigError, match=r"did you mean coding\? build takes base"):
         load_definition("codin")

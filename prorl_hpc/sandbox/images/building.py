@@ -22,6 +22,8 @@ from typing import Any
 
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.container_binary import find_binary
+from prorl_hpc.sandbox.images.archives import check_archive
+from prorl_hpc.sandbox.images.builder_error import HALF_INDEX, BuilderError
 from prorl_hpc.sandbox.images.cache import Entry, ImageCache, Progress
 from prorl_hpc.sandbox.images.definitions import Definition
 from prorl_hpc.sandbox.images.references import Reference
@@ -29,47 +31,9 @@ from prorl_hpc.sandbox.images.references import Reference
 QUIET_S = 30.0
 """After so long without a line from the builder, progress says that it is at work."""
 _END_S = 15.0
-_HALF_INDEX = "unexpected end of JSON input"
 _INDEX_TRIES = 6
 _DIRECT = ("library", "oras", "https", "http")
 """Already a SIF where they come from: spython's pull fetches them as they are; all others are built from layers."""
-_HINTS = (
-    (
-        r"no space left|disk quota exceeded",
-        "there is no room: the builder needs several times the image's size in $APPTAINER_TMPDIR (else $TMPDIR, /tmp) and in "
-        "$APPTAINER_CACHEDIR (else ~/.apptainer); point them at a larger disk",
-    ),
-    (
-        r"toomanyrequests|rate limit|429 ",
-        "the registry limits anonymous pulls: log in (`apptainer registry login docker://docker.io`), or wait",
-    ),
-    (
-        r"unauthorized|denied|authentication required|\b40[13]\b",
-        "the registry refused: the name may be wrong, or it needs a login (`apptainer registry login docker://HOST`, or "
-        "$APPTAINER_DOCKER_USERNAME and $APPTAINER_DOCKER_PASSWORD)",
-    ),
-    (
-        r"manifest unknown|not found: manifest|name unknown|\b404\b",
-        "the registry has no such image or tag: look at its spelling",
-    ),
-    (
-        r"no such host|connection refused|i/o timeout|network is unreachable|dial tcp|TLS handshake|could not connect",
-        "this node does not reach the registry: run it on a node with internet (often the login node), or set $https_proxy",
-    ),
-    (_HALF_INDEX, "the builder's cache of layers is damaged: `apptainer cache clean` empties it"),
-    (r"server gave HTTP response to HTTPS client", "the registry speaks plain http: add --no-https"),
-    (
-        r"starting the `faked' daemon|--ignore-fakeroot-command",
-        "the image's C library does not take the fakeroot program of this node, which stands in where /etc/subuid does not "
-        "list you: ask for an entry there, or try --flag=--ignore-fakeroot-command",
-    ),
-    (
-        r"newuidmap|subuid|user namespace|fakeroot",
-        "building needs user namespaces, and for most definitions /etc/subuid or the `fakeroot` program on this node: ask its "
-        "administrator, or build elsewhere and copy the .sif",
-    ),
-    (r"no such file or directory.*debootstrap|debootstrap.*not (found|in)", "install debootstrap on this node"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +63,7 @@ def pull(
     found = cache.find(name)
     if found and not options.force:
         return found, False
+    check_archive(reference)
     binary, version = builder()
     with cache.making(name, progress, stop) as aside:
         made_meanwhile = cache.find(name)
@@ -165,7 +130,7 @@ def _pull_layers(
         try:
             return run_builder(request, progress, timeout_s, stop, subject=subject)
         except SandboxError as error:
-            if _HALF_INDEX not in str(error) or number == _INDEX_TRIES:
+            if HALF_INDEX not in str(error) or number == _INDEX_TRIES:
                 raise
         progress("another pull was writing the index of the builder's layers: again")
         stop.wait(number * random.random())
@@ -211,7 +176,7 @@ def run_builder(
     directory: Path | None = None,
     subject: str = "",
 ) -> None:
-    """Run one request of builder_process; SandboxError with its last lines when it fails, or is stopped."""
+    """Run one request of builder_process; BuilderError with its last lines when it fails, or is stopped."""
     command = [sys.executable, "-m", "prorl_hpc.sandbox.images.builder_process", json.dumps(request)]
     packages = str(Path(__file__).parents[3])  # it is started in the definition's directory, where %files are
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))}
@@ -232,9 +197,9 @@ def run_builder(
     said = "\n".join(line for line in last if line.strip()) or "(it said nothing)"
     what = subject or f"the {request['what']} of {request['source']}"
     if why:
-        raise SandboxError(f"{what} {why}{f' of {timeout_s:.0f} s (--timeout)' if 'limit' in why else ''}:\n{said}")
+        raise BuilderError(f"{what} {why}{f' of {timeout_s:.0f} s (--timeout)' if 'limit' in why else ''}", said)
     if process.returncode != 0:
-        raise SandboxError(f"{what} failed (exit code {process.returncode}):\n{said}{_hint(said)}")
+        raise BuilderError(f"{what} failed (exit code {process.returncode})", said, hinted=True)
 
 
 def _follow(
@@ -284,10 +249,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     process.stdout.close()
-
-
-def _hint(said: str) -> str:
-    for pattern, hint in _HINTS:
-        if re.search(pattern, said, re.IGNORECASE):
-            return f"\n→ {hint}"
-    return ""

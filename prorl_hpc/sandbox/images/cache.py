@@ -21,7 +21,7 @@ from typing import Any
 from prorl_hpc.config.model_directory import prorl_home
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.images.entry_lock import break_dead, entry_lock, lock_owner, lock_path, remove_aside
-from prorl_hpc.sandbox.images.references import check_name
+from prorl_hpc.sandbox.images.references import check_name, is_name
 from prorl_hpc.sandbox.images.sif import check_sif
 
 Progress = Callable[[str], None]
@@ -75,8 +75,9 @@ class ImageCache:
         return [entry for entry in (self.find(name) for name in names) if entry]
 
     def names(self) -> list[str]:
-        """Of all that lies there, sound or not."""
-        return sorted({path.stem for kind in ("*.sif", "*.json") for path in self.directory.glob(kind)})
+        """Of all that lies there and could be an image, sound or not."""
+        found = {path.stem for kind in ("*.sif", "*.json") for path in self.directory.glob(kind)}
+        return sorted(name for name in found if is_name(name))
 
     @contextlib.contextmanager
     def making(self, name: str, progress: Progress, stop: threading.Event | None = None) -> Iterator[Path]:
@@ -132,21 +133,35 @@ class ImageCache:
         entry = _read_entry(self.directory / f"{check_name(name)}.json")
         path = self.path(name)
         if entry is None:
-            if not path.exists():
-                raise SandboxError(f"there is no image {name} in {self.directory}")
-            raise SandboxError(
-                f"{path} has no readable {name}.json: it was not made whole, or was put there by hand. Remove it with "
-                f"`prorl-hpc image remove {name}`, and pull or build it again"
-            )
+            raise SandboxError(self.why_absent(name) or f"there is no image {name} in {self.directory}")
         again = f"make it again: {self.command_for(entry)}"
         try:
             sif = check_sif(path)
         except SandboxError as error:
             raise SandboxError(f"{error}\n{again}") from None
-        if sif.size != entry.size or file_sha256(path) != entry.sha256:
-            what = f"has {sif.size} bytes instead of {entry.size}" if sif.size != entry.size else "has another checksum"
-            raise SandboxError(f"image {path} {what}: it was damaged or changed after it was made; {again}")
+        if sif.size != entry.size:
+            raise SandboxError(self.why_absent(name))
+        if file_sha256(path) != entry.sha256:
+            raise SandboxError(
+                f"image {path} has another checksum: it was damaged or changed after it was made; {again}"
+            )
         return entry
+
+    def why_absent(self, name: str) -> str:
+        """Why what lies there under ``name`` is no image of the cache; empty when nothing lies there."""
+        path = self.path(name)
+        if not path.exists():
+            return ""
+        entry = _read_entry(self.directory / f"{name}.json")
+        if entry is None:
+            return (
+                f"{path} has no readable {name}.json: it was not made whole, or was put there by hand. Remove it with "
+                f"`prorl-hpc image remove {name}`, and pull or build it again; or move it elsewhere, and name it by its path"
+            )
+        return (
+            f"image {path} has {path.stat().st_size} bytes instead of {entry.size}: it was damaged or changed after it was made; "
+            f"make it again: {self.command_for(entry)}"
+        )
 
     def command_for(self, entry: Entry) -> str:
         """What makes an entry again."""

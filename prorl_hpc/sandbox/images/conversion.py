@@ -170,7 +170,7 @@ class _Conversion:
         with self._lock:
             if outcome.state != WAITING:
                 self._ended += 1
-                what = f"{outcome.state}, {outcome.size >> 20} MiB in {outcome.seconds:.0f} s"
+                what = f"{outcome.state}, {outcome.size / 2**20:.1f} MiB in {outcome.seconds:.0f} s"
                 what = f"{FAILED}: {_short(outcome)}" if outcome.state == FAILED else what
                 self._tell(f"[{self._ended}/{len(self._report.outcomes)}] {outcome.reference}: {what}")
             self._report.write()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import prorl_hpc
-from prorl_hpc.messages.errors import SandboxError
+from prorl_hpc.messages.errors import ConfigError, SandboxError
 from prorl_hpc.sandbox.images.cache import ImageCache
 from prorl_hpc.sandbox.images.dockerfile import convert_dockerfile
 from prorl_hpc.sandbox.images.references import check_name, is_name, parse_reference
@@ -41,7 +41,9 @@ def shipped_directory() -> Path:
 
 
 def load_definition(source: str) -> Definition:
-    """A shipped name, a .def file, a Dockerfile, or a directory with a Dockerfile in it. SandboxError otherwise."""
+    """A shipped name, a .def file, a Dockerfile, or a directory with a Dockerfile in it.
+
+    ConfigError when there is nothing, SandboxError when it cannot be built."""
     if source in SHIPPED:
         path = shipped_directory() / f"{source}.def"
         return Definition(path.read_text(), "definition", source, path.parent, source)
@@ -51,8 +53,8 @@ def load_definition(source: str) -> Definition:
     if not path.is_file():
         near = difflib.get_close_matches(source, SHIPPED, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise SandboxError(
-            f"there is nothing to build at {path}; {hint}It takes {', '.join(SHIPPED)}, a .def file, a Dockerfile, or a "
+        raise ConfigError(
+            f"there is nothing to build at {path}; {hint}build takes {', '.join(SHIPPED)}, a .def file, a Dockerfile, or a "
             "directory with a Dockerfile. For docker://… there is `prorl-hpc image pull`"
         )
     try:
@@ -115,8 +117,13 @@ def _local_base(base: str, cache: ImageCache) -> Path:
     if is_name(base) and cache.find(base):
         return cache.path(base)
     path = Path(base).expanduser().absolute()
+    if is_name(base) and (why := cache.why_absent(base)):
+        raise SandboxError(why)
     if not path.exists():
-        raise SandboxError(f"--from {base} is no reference, no file, and no name in the image cache {cache.directory}")
+        hint = f": `prorl-hpc image build {base}` makes it" if base in SHIPPED else ""
+        raise ConfigError(
+            f"--from {base} is no reference, no file, and no name in the image cache {cache.directory}{hint}"
+        )
     return path
 
 

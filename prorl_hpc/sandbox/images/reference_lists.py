@@ -10,34 +10,45 @@ from pathlib import Path
 from typing import Any
 
 from prorl_hpc.messages.errors import DatasetError, SandboxError
-from prorl_hpc.sandbox.images.references import Reference, docker_reference, parse_reference
+from prorl_hpc.sandbox.images.references import Reference, read_reference
 
 COLUMNS = ("image", "docker_image", "image_name", "image_reference", "container_image")
 """Looked for, in this order, when no column is named."""
 
 
+_SHOWN = 20
+"""So many wrong lines are told."""
+
+
 def read_references(path: Path, column: str = "") -> list[Reference]:
-    """Each once, in the file's order. A reference without a scheme is Docker's. DatasetError names file, line and value."""
+    """Each once, in the file's order. A reference without a scheme is Docker's. DatasetError names each line that is wrong."""
     if not path.is_file():
         raise DatasetError(
             f"{path} is not a file: it takes a list of images, one a line, or JSONL, JSON, CSV or Parquet"
         )
     found: dict[str, Reference] = {}
+    wrong: list[str] = []
     for place, text in _texts(path, column):
         try:
-            reference = parse_reference(text) or docker_reference(text)
+            if isinstance(text, DatasetError):
+                raise text
+            reference = read_reference(text)
+        except DatasetError as error:
+            wrong.append(str(error))
         except SandboxError as error:
-            raise DatasetError(f"{path}, {place}: {error}") from None
-        if reference is None:
-            raise DatasetError(f"{path}, {place}: {text!r} is not an image reference such as docker://NAME:TAG")
-        found.setdefault(str(reference), reference)
+            wrong.append(f"{path}, {place}: {error}")
+        else:
+            found.setdefault(str(reference), reference)
+    if wrong:
+        more = f"\n… and {len(wrong) - _SHOWN} more lines" if len(wrong) > _SHOWN else ""
+        raise DatasetError("\n".join(wrong[:_SHOWN]) + more)
     if not found:
         raise DatasetError(f"{path} names no image")
     return list(found.values())
 
 
-def _texts(path: Path, column: str) -> Iterable[tuple[str, str]]:
-    """(place for people, reference)"""
+def _texts(path: Path, column: str) -> Iterable[tuple[str, str | DatasetError]]:
+    """(place for people, reference or why there is none)"""
     kind = path.suffix.lower()
     if kind not in (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"):
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -47,16 +58,24 @@ def _texts(path: Path, column: str) -> Iterable[tuple[str, str]]:
         return
     chosen = column
     for place, row in _rows(path, kind):
+        if isinstance(row, DatasetError):
+            yield place, row
+            continue
         if not isinstance(row, dict):
-            raise DatasetError(f"{path}, {place}: not an object with columns")
+            yield place, DatasetError(f"{path}, {place}: not an object with columns")
+            continue
         chosen = chosen or _choose(path, place, row)
         value = row.get(chosen)
         if not isinstance(value, str) or not value.strip():
             near = difflib.get_close_matches(chosen, row, n=1)
             hint = f"did you mean {near[0]}? " if near and near[0] != chosen else ""
-            raise DatasetError(
-                f"{path}, {place}: no text in the column {chosen}; {hint}columns: {', '.join(map(str, row))}"
+            yield (
+                place,
+                DatasetError(
+                    f"{path}, {place}: no text in the column {chosen}; {hint}columns: {', '.join(map(str, row))}"
+                ),
             )
+            continue
         yield place, value.strip()
 
 
@@ -86,7 +105,10 @@ def _rows(path: Path, kind: str) -> Iterable[tuple[str, Any]]:
     else:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if line.strip():
-                yield f"line {number}", _parse(path, f", line {number}", line)
+                try:
+                    yield f"line {number}", _parse(path, f", line {number}", line)
+                except DatasetError as error:
+                    yield f"line {number}", error
 
 
 def _parse(path: Path, place: str, text: str) -> Any:

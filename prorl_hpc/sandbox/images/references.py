@@ -64,9 +64,35 @@ def parse_reference(text: str) -> Reference | None:
     if kind in LOCAL and kind != "docker-daemon":
         path, colon, tag = place.partition(":") if kind == "oci" else (place, "", "")
         return Reference(kind, f"{Path(path).absolute()}{colon}{tag}")
+    if kind in ("http", "https") and not re.fullmatch(r"[^/]+/.*[^/]", place):
+        raise SandboxError(f"{text!r} names no file: {kind}:// fetches a .sif, such as {kind}://HOST/PATH/IMAGE.sif")
     if re.search(r"\s", place):
         raise SandboxError(f"{text!r} is not an image reference: it holds white space")
     return Reference(kind, place)
+
+
+def read_reference(text: str) -> Reference:
+    """What a person names to be pulled, with a scheme or in Docker's way; SandboxError says what it should be."""
+    reference = parse_reference(text)
+    if reference is not None:
+        return reference
+    path = Path(text.strip()).expanduser()
+    if path.suffix == ".sif" or (path / ".singularity.d").is_dir():
+        raise SandboxError(
+            f"{text!r} needs no pull: an image outside the cache is named by its path, sandbox.image={text}"
+        )
+    if path.is_file() and re.search(r"^[./~]|\.(tar|tgz|tar\.\w+)$", text):
+        raise SandboxError(
+            f"{text!r} is a file: docker-archive:{text} if `docker save` wrote it, else oci-archive:{text}"
+        )
+    if path.is_dir() and (path / "index.json").is_file():
+        raise SandboxError(f"{text!r} is a directory: oci:{text}")
+    reference = docker_reference(text)
+    if reference is None:
+        raise SandboxError(
+            f"{text!r} is no image reference: docker://[HOST/]NAME[:TAG], oras://…, docker-archive:FILE.tar"
+        )
+    return reference
 
 
 def docker_reference(text: str) -> Reference | None:

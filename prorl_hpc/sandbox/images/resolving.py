@@ -15,6 +15,10 @@ from prorl_hpc.sandbox.images.references import docker_reference, is_name, parse
 from prorl_hpc.sandbox.images.sif import check_sif, this_architecture
 
 HOST_IMAGE = "host"
+_ALLOWED = (
+    "a .sif file, a sandbox directory, a reference or name of the image cache (`prorl-hpc image list`), or "
+    f"{HOST_IMAGE!r}"
+)
 SHIPPED = ("base", "coding", "tiny")
 """Names of the definitions that this package brings along."""
 
@@ -40,12 +44,16 @@ def resolve(image: str) -> Path:
 
 def find(image: str, architecture: str = "") -> tuple[Path, Entry | None]:
     """The image, and what the cache knows of it (None for a file or directory outside)."""
+    if not image.strip():
+        raise SandboxError(f"sandbox.image is empty: it takes {_ALLOWED}")
     cache = ImageCache()
     reference = parse_reference(image)
     if reference is not None:
         entry = cache.find(reference.cache_name)
         if entry is None:
-            raise SandboxError(_missing(cache, image, f"prorl-hpc image pull {reference}"))
+            raise SandboxError(
+                cache.why_absent(reference.cache_name) or _missing(cache, image, f"prorl-hpc image pull {reference}")
+            )
         return _checked(cache, entry, architecture)
     path = Path(image).expanduser()
     if image.startswith(("/", "./", "../", "~")) or image.endswith(".sif") or ("/" in image and path.exists()):
@@ -74,10 +82,7 @@ def _check_path(path: Path, architecture: str) -> Path:
         if not (path / ".singularity.d").exists():
             raise SandboxError(f"image {path} is a directory but not an apptainer sandbox: it has no .singularity.d")
     elif not path.exists():
-        raise SandboxError(
-            f"image {path} does not exist on this node: sandbox.image takes a .sif file, a sandbox directory, a reference or "
-            f"name of the image cache (`prorl-hpc image list`), or {HOST_IMAGE!r}"
-        )
+        raise SandboxError(f"image {path} does not exist on this node: sandbox.image takes {_ALLOWED}")
     else:
         check_sif(path, architecture)
     return path.absolute()
@@ -91,12 +96,16 @@ def _missing(cache: ImageCache, image: str, command: str) -> str:
 
 
 def _unknown(cache: ImageCache, image: str) -> str:
+    docker = docker_reference(image)
+    for name in ([image] if is_name(image) else []) + ([docker.cache_name] if docker else []):
+        if why := cache.why_absent(name):
+            return why
     if image in SHIPPED:
         return _missing(cache, image, f"prorl-hpc image build {image}")
-    near = difflib.get_close_matches(image, [*cache.names(), *SHIPPED, HOST_IMAGE], n=1)
+    near = difflib.get_close_matches(image, [*(entry.name for entry in cache.entries()), *SHIPPED, HOST_IMAGE], n=1)
     if near:
         return f"image {image!r} is no file and not in the image cache {cache.directory}; did you mean {near[0]!r}?"
-    if docker_reference(image):
+    if docker:
         return _missing(cache, image, f"prorl-hpc image pull docker://{image}")
     return (
         f"image {image!r} is no file, no name in the image cache {cache.directory} (`prorl-hpc image list`) and no reference "

@@ -82,7 +82,7 @@ def check_sif(path: Path, architecture: str = "") -> Sif:
         raise SandboxError(f"image {path} cannot be read: {error.strerror or error}") from error
     if primary.file_system == "squashfs":
         _check_squashfs(path, superblock, primary.size)
-    if architecture and primary.architecture not in _runs_on(architecture):
+    if architecture and primary.architecture not in runs_on(architecture):
         raise SandboxError(
             f"image {path} is for {primary.architecture}, and this machine is {architecture}: pull or build it on a node "
             "of the kind that runs the sandboxes"
@@ -98,7 +98,8 @@ class _Partition:
     size: int
 
 
-def _runs_on(architecture: str) -> tuple[str, ...]:
+def runs_on(architecture: str) -> tuple[str, ...]:
+    """The architectures of images that a machine of ``architecture`` can run."""
     return (architecture, "386") if architecture == "amd64" else (architecture,)
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -241,6 +242,36 @@ async def test_disk_beyond_the_limit_costs_what_runs_and_files_can_be_deleted(sa
     assert (await sandbox.stats()).disk_bytes < 1 << 20
 
 
+async def test_an_idle_interpreter_is_spared_and_a_busy_one_is_not(sandbox: Sandbox) -> None:
+    cells = {"mine": "kept = 1", "idle": "kept = 2"}
+    for kernel, code in cells.items():
+        assert (await sandbox.call("ipython", {"code": code, "kernel": kernel}, 60.0)).exit_code == 0
+    said = await output(sandbox, "head -c 40M /dev/zero > big; sleep 600")
+    assert "what ran was killed" in said
+    code = "import time; open('more', 'wb').write(bytes(60 << 20)); time.sleep(600)"
+    await output(sandbox, "rm big; sleep 0.5")
+    busy = await sandbox.call("ipython", {"code": code, "kernel": "mine"}, 60.0)
+    assert "what ran was killed" in busy.output and "ended by SIGKILL" in busy.output
+    await output(sandbox, "rm more; sleep 0.5")
+    kept = await sandbox.call("ipython", {"code": "kept", "kernel": "idle"}, 60.0)
+    assert kept.output == "2\n"
+
+
+async def test_a_cause_is_told_once_in_a_call(sandbox: Sandbox) -> None:
+    said = await output(sandbox, "for n in 1 2 3; do head -c 24M /dev/zero > big; sleep 5; rm big; sleep 0.6; done")
+    assert said.count("MiB of disk") == 1 and "(this is the last of " in said
+
+
+async def test_a_file_that_reached_its_limit_is_told_of(sandbox: Sandbox) -> None:
+    for tool, arguments in (
+        ("bash", {"command": "dd if=/dev/zero of=big bs=1M seek=511 count=2"}),
+        ("exec", {"argv": ["dd", "if=/dev/zero", "of=big", "bs=1M", "seek=511", "count=2"]}),
+    ):
+        result = await sandbox.call(tool, arguments, 20.0)
+        assert result.exit_code == 153 and "a file reached the limit of 512 MiB]\n" in result.output
+    assert "reached" not in await output(sandbox, "exit 3")
+
+
 async def test_going_on_writing_ends_the_sandbox(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxError, match="16 are allowed, and it went on writing"):
         for number in range(20):
@@ -268,6 +299,12 @@ async def test_stats_count_processes_memory_disk_and_time(sandbox: Sandbox) -> N
     assert 60 << 20 <= after.memory_bytes - before.memory_bytes < 100 << 20
     assert 3 << 20 <= after.disk_bytes - before.disk_bytes < 4 << 20
     assert after.cpu_s > before.cpu_s
+
+
+@pytest.mark.apptainer
+async def test_too_few_processes_for_a_shell_are_said_to_be(runtime_dir: Path) -> None:
+    with pytest.raises(SandboxError, match=r"no shell can be started.*max_processes=1: is that too few"):
+        await prepared("apptainer", runtime_dir, replace(SMALL, max_processes=1))
 
 
 def test_doctor_is_told_what_holds() -> None:

@@ -107,6 +107,7 @@ class CellProcess:
     def begin(self, code: str) -> None:
         """Run a cell; ``exit_code`` is set when it is over."""
         self.exit_code = None
+        self._host.idle.discard(self.pid)
         self._began_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
         self._send_cell(code)
 
@@ -159,6 +160,7 @@ class CellProcess:
             os.killpg(self.pid, signal.SIGKILL)  # what it left behind
         except (ProcessLookupError, PermissionError):
             pass
+        self._host.idle.discard(self.pid)
         self.pid = 0
         self.drain()
         self._close()
@@ -263,10 +265,12 @@ class CellProcess:
     def _done(self, exit_code: int) -> None:
         if not self._killed:
             self.exit_code = exit_code
+            self._host.idle.add(self.pid)
 
     def _on_ready(self) -> None:
         self.take()  # what it said while it started is of no interest now
         self.ready = True
+        self._host.idle.add(self.pid)
 
 
 def _become(settings: Settings, argv: list[str], env: dict[str, str], output: int, control: int) -> NoReturn:

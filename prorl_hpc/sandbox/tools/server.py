@@ -16,6 +16,7 @@ import time
 from prorl_hpc.sandbox.tools.connection import Connection
 from prorl_hpc.sandbox.tools.framing import VERSION
 from prorl_hpc.sandbox.tools.loop import Ended, Loop
+from prorl_hpc.sandbox.tools.notices import Notices
 from prorl_hpc.sandbox.tools.processes import be_the_first_to_go, become_subreaper, end_everything
 from prorl_hpc.sandbox.tools.reaper import Reaper
 from prorl_hpc.sandbox.tools.toolset import Answer, Call, Host, Refused, Settings, ToolBox
@@ -23,6 +24,9 @@ from prorl_hpc.sandbox.tools.toolset import Answer, Call, Host, Refused, Setting
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+FILE_TOO_LARGE = 128 + 25
+"""The exit code of what SIGXFSZ ended."""
 
 
 class Server:
@@ -34,7 +38,8 @@ class Server:
         self._connection: Connection | None = None
         self._tools: ToolBox | None = None
         self._calls: dict[int, Call] = {}
-        self._notices: list[str] = []
+        self._notices = Notices()
+        self._limits: dict[str, int] = {}
         self._told = 0
 
     def serve(self, path: str) -> None:
@@ -87,7 +92,7 @@ class Server:
             raise Ended(f"the worker speaks version {header.get('hello')!r} of the protocol, the tool server {VERSION}")
         host = Host(Settings(header["settings"]), self._loop, self._reaper, self._kit, self._notices)
         self._tools = ToolBox(host)
-
+        self._limits = host.settings.limits
         self._send({"hello": VERSION})
         self._loop.later(lambda: self._start_shell(host))
 
@@ -96,6 +101,9 @@ class Server:
         assert self._tools is not None
 
         def started(answer: Answer | None, error: BaseException | None) -> None:
+            if isinstance(error, BlockingIOError):
+                most = self._limits.get("max_processes", 0)
+                raise Ended(f"no shell can be started: {error.strerror}; max_processes={most}: is that too few?")
             if error is not None or answer is None or answer.exit_code != 0:
                 raise Ended(f"its shell does not work: {error or (answer and answer.output)!r}")
             self._start_watch(host)
@@ -114,7 +122,14 @@ class Server:
     def _notices_since(self, first: int) -> str:
         """What the watch did while a call ran, or before it when no call was there to be told."""
         self._told = len(self._notices)
-        return "".join(f"{notice}\n" for notice in self._notices[first:])
+        return self._notices.since(first)
+
+    def _of_the_file_limit(self, exit_code: int | None) -> str:
+        """The kernel ends what writes more to a file than it may, and nobody says why."""
+        most = self._limits.get("max_file_mib", 0)
+        if not most or exit_code != FILE_TOO_LARGE:
+            return ""
+        return f"[exit code {exit_code} is that of SIGXFSZ: a file reached the limit of {most} MiB]\n"
 
     def _call(self, header: dict[str, Any], body: bytes) -> None:
         assert self._tools is not None
@@ -125,7 +140,9 @@ class Server:
 
         def answer(result: Any, error: BaseException | None) -> None:
             del self._calls[call.number]
-            notices = self._notices_since(first_notice) if len(self._notices) > first_notice else ""
+            takes_notices = error is not None or isinstance(result.output, str)  # else the next one does
+            news = takes_notices and len(self._notices) > first_notice
+            notices = self._notices_since(first_notice) if news else ""
             if isinstance(error, Refused):
                 result = Answer(f"{error}\n", 2)
             elif error is not None:
@@ -133,6 +150,7 @@ class Server:
                 self._send({"id": call.number, "error": f"{call.tool} failed in the sandbox: {what} {notices}".strip()})
                 return
             output = result.output
+            notices += self._of_the_file_limit(result.exit_code)
             if notices and isinstance(output, str):
                 output = f"{output}\n{notices}" if output and not output.endswith("\n") else output + notices
             encoded = output if isinstance(output, bytes) else output.encode("utf-8", "replace")

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import sys
 
+from prorl_hpc.sandbox.tools.notices import Notices
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,15 +58,17 @@ class Host:
     """What the server gives to its tool sets."""
 
     def __init__(
-        self, settings: Settings, loop: Loop, reaper: Reaper, kit: str, notices: list[str] | None = None
+        self, settings: Settings, loop: Loop, reaper: Reaper, kit: str, notices: Notices | None = None
     ) -> None:
         self.settings = settings
         self.loop = loop
         self.reaper = reaper
         self.kit = kit
         """The directory with our own Python, bash and git, or empty where the node's are used (``local``)."""
-        self.notices = [] if notices is None else notices
+        self.notices = Notices() if notices is None else notices
         """What was done to the sandbox as a whole; appended to the output of the calls that run then."""
+        self.idle: set[int] = set()
+        """Interpreters that run no cell: what exceeds a limit is likely something else."""
 
     def program(self, name: str) -> list[str]:
         """How ``python3``, ``bash`` or ``git`` of our own is started, whatever the image has: the head of an argv.

@@ -71,8 +71,8 @@ class Watch:
     def _hurry(self, seen: list[Process]) -> bool:
         return self._busy() or 4 * len(seen) > self._max_processes > 0
 
-    def _tell(self, text: str) -> None:
-        self._host.notices.append(f"[{text}]")
+    def _tell(self, cause: str, text: str) -> None:
+        self._host.notices.add(cause, text)
 
     # processes
 
@@ -88,7 +88,8 @@ class Watch:
             if not self._full_since or now - self._full_since < STUCK_S:
                 return
         self._full_since = 0.0
-        self._tell(f"the sandbox ran all {self._max_processes} processes that are allowed, and more: all were killed")
+        most = self._max_processes
+        self._tell("processes", f"the sandbox ran all {most} processes that are allowed, and more: all were killed")
         self._kill_all(f"the sandbox ran more than the {self._max_processes} processes that are allowed")
 
     def _kernel_refuses_more(self) -> bool:
@@ -136,11 +137,11 @@ class Watch:
             raise Ended(f"{said}, and it was files that took them")
         if files > self._files_allowed:
             self._files_allowed = files + _MIB  # so that later commands can delete files
-            self._kill_running(seen, f"{said}, files in memory (/dev/shm) included")
+            self._kill_running("files in memory", seen, f"{said}, files in memory (/dev/shm) included")
         elif fair and (processes > most // 2 if files > most else files + processes > most):
             biggest = max(fair, key=lambda process: fair[process])
             if biggest.pid != self._killed:
-                self._tell(f"{said}: process {biggest.name} was killed")
+                self._tell(f"memory {biggest.name}", f"{said}: process {biggest.name} was killed")
             self._killed = biggest.pid
             _kill([biggest])
 
@@ -165,17 +166,18 @@ class Watch:
         if used > 2 * most + 64 * _MIB and self._disk_allowed > most:
             raise Ended(f"{said}, and it went on writing")
         self._disk_allowed = used + _MIB  # so that later commands can delete files
-        self._kill_running(usage.processes(self._host), said)
+        self._kill_running("disk", usage.processes(self._host), said)
 
-    def _kill_running(self, seen: list[Process], said: str) -> None:
-        """What commands have started; the shells, which sit at terminals that this process gave them, only where
-        nothing else is there that could be it."""
+    def _kill_running(self, cause: str, seen: list[Process], said: str) -> None:
+        """What commands and cells have started; the shells, which sit at terminals that this process gave them, only
+        where nothing else is there that could be it, and then idle interpreters."""
         own = os.getpid()
         alive = [process for process in seen if process.state != "Z"]
-        running = [process for process in alive if not (process.parent == own and process.terminal)]
+        busy = [process for process in alive if process.pid not in self._host.idle]
+        running = [process for process in busy if not (process.parent == own and process.terminal)]
         if alive:
-            self._tell(f"{said}: what ran was killed; delete files before more is written")
-            _kill(running or alive)
+            self._tell(cause, f"{said}: what ran was killed; delete files before more is written")
+            _kill(running or busy or alive)
 
 
 def _kill(processes: list[Process]) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +20,23 @@ from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
 from prorl_hpc.inference.factory import available_engines
 
 _GIB = 2**30
+_MAKE_NAMESPACE = """
+import ctypes, os
+uid, libc = os.getuid(), ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x10000000):  # CLONE_NEWUSER
+    raise SystemExit(f"unshare: {os.strerror(ctypes.get_errno())}")
+try:
+    with open("/proc/self/uid_map", "w") as file:
+        file.write(f"0 {uid} 1")
+except OSError as error:
+    raise SystemExit(f"the namespace cannot map its user: {error.strerror}")
+"""
+_FORBIDS = {
+    "user/max_user_namespaces": "0",
+    "kernel/unprivileged_userns_clone": "0",
+    "kernel/apparmor_restrict_unprivileged_userns": "1",
+}
+"""Setting of the kernel → the value that forbids user namespaces."""
 
 
 def main(argv: list[str]) -> int:
@@ -29,9 +46,16 @@ def main(argv: list[str]) -> int:
         print(f"{finding.grade:<5} {finding.subject:<16} {finding.found}")
         if finding.cure:
             print(f"{'':<5} {'':<16} → {finding.cure}")
-    failed = [finding.subject for finding in findings if finding.grade == "fail"]
-    print(f"\n{len(findings)} checks, " + (f"failed: {', '.join(failed)}" if failed else "nothing stands in the way"))
-    return 1 if failed else 0
+    print(f"\n{summary(findings)}")
+    return 1 if any(finding.grade == "fail" for finding in findings) else 0
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    told = [f"{len(findings)} checks"]
+    for grade, what in (("fail", "failed"), ("warn", "slower or missing")):
+        if subjects := [finding.subject for finding in findings if finding.grade == grade]:
+            told.append(f"{what}: {', '.join(subjects)}")
+    return "; ".join(told) if len(told) > 1 else f"{told[0]}, nothing stands in the way"
 
 
 def examine() -> Iterator[Finding]:
@@ -129,27 +153,26 @@ def _sandbox() -> Iterator[Finding]:
             yield Finding("ok", "sandbox", said)
             return
     cure = (
-        "install Apptainer (scripts/install_apptainer.sh in a checkout, or your admin); sandbox=local isolates nothing"
+        "load the site's module, or install Apptainer (scripts/install_apptainer.sh in a checkout, or your admin); "
+        "sandbox=local isolates nothing"
     )
-    yield Finding("warn", "sandbox", "neither apptainer nor singularity", cure)
+    found = "neither apptainer nor singularity is on PATH: no sandbox starts but with sandbox=local"
+    yield Finding("warn", "sandbox", found, cure)
 
 
 def _user_namespaces() -> Iterator[Finding]:
-    code, said = _said("unshare", "--user", "--map-root-user", "true")
+    code, said = _said(sys.executable, "-I", "-S", "-c", _MAKE_NAMESPACE)  # `unshare` need not be installed
     if code == 0:
         yield Finding("ok", "user namespaces", "allowed")
         return
-    limits = []
-    for name in (
-        "user/max_user_namespaces",
-        "kernel/unprivileged_userns_clone",
-        "kernel/apparmor_restrict_unprivileged_userns",
-    ):
-        path = Path("/proc/sys") / name
-        if path.exists():
-            limits.append(f"{name.replace('/', '.')}={path.read_text().strip()}")
-    cure = "rootless Apptainer needs them: the admin sets user.max_user_namespaces > 0 (and kernel.unprivileged_userns_clone=1)"
-    yield Finding("warn", "user namespaces", f"{said} ({', '.join(limits)})", cure)
+    causes = [
+        f"{name.replace('/', '.')}={value}"
+        for name, value in _FORBIDS.items()
+        if (path := Path("/proc/sys") / name).exists() and path.read_text().strip() == value
+    ]
+    what = f"the admin changes {', '.join(causes)}" if causes else "no sysctl forbids them, so a security module may"
+    reason = said.splitlines()[-1] if said else f"the trial ended with exit code {code}"
+    yield Finding("warn", "user namespaces", f"refused: {reason}", f"rootless Apptainer needs them: {what}")
 
 
 def _paths() -> Iterator[Finding]:

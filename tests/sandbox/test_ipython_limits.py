@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from ipython_sandbox import Cells, cells_of
+
+from prorl_hpc.sandbox.tools.kernel_process import KernelProcess
+from prorl_hpc.sandbox.tools.loop import Loop
+from prorl_hpc.sandbox.tools.toolset import Host, Settings
 
 
 @pytest.fixture(params=("inprocess", "kernel"))
@@ -154,6 +159,19 @@ async def test_forged_messages_cost_the_kernel_only(cells: Cells) -> None:
     await cells.say("import os\n_ = os.write(3, b'{\"ready\": 1}\\n' * 1000)")
     assert await cells.say("1") == "1\n"
     assert await cells.bash("echo alive") == "alive\n"
+
+
+def test_a_reply_that_overtakes_the_names_of_its_images_waits_for_them(tmp_path: Path) -> None:
+    given = {"root": "", "env": {}, "inherit_env": False, "strip_ansi": True, "open_paths": False, "limits": {}}
+    more = {"output_limit_bytes": 4096, "ipython_mode": "kernel", "scratch": str(tmp_path)}
+    process = KernelProcess(Host(Settings({**given, **more}), Loop(), None, ""), [])  # type: ignore[arg-type]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        process._control = ours.fileno()
+        theirs.send(b'{"file": "image.png"}\n')
+        process._on_reply({"msg_type": "execute_reply", "content": {"status": "ok"}})
+    assert (process.files, process.exit_code) == (["image.png"], 0)
 
 
 async def test_output_without_end_from_the_background_holds_up_nothing(cells: Cells) -> None:

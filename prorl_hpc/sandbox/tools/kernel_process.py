@@ -133,6 +133,7 @@ class KernelProcess(CellProcess):
     def _on_reply(self, message: dict[str, Any]) -> None:
         if message["msg_type"] != "execute_reply":
             return
+        self._on_control()  # what the cell's images are called was said before
         content = message["content"]
         left_well = content.get("ename") == "SystemExit" and content.get("evalue") in ("None", "0", "")
         self._done(0 if content["status"] == "ok" or left_well else 1)

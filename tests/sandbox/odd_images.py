@@ -60,12 +60,19 @@ def broken_libc_image(path: Path) -> Path:
         (path / place).mkdir(parents=True, exist_ok=True)
         for name in ("libc.so.6", "libm.so.6", "libtinfo.so.6", "libpython3.11.so.1.0", loader.name):
             (path / place / name).write_text("from another time\n")
-    for name in ("python3", "sh", "git"):
+    for name in ("python3", "sh", "git", "bash"):
         (path / "usr" / "bin" / name).write_bytes(b"\x7fELF from another time")
         (path / "usr" / "bin" / name).chmod(0o755)
     (path / "bin").symlink_to("usr/bin")
     if Path("/etc/ld.so.cache").exists():
         shutil.copy("/etc/ld.so.cache", path / "etc")
+    return path
+
+
+def image_whose_bash_ends_at_once(path: Path) -> Path:
+    bash = busybox_image(path) / "usr" / "bin" / "bash"
+    bash.write_text("#!/bin/sh\necho bash: some library has no version GLIBC_9.9 >&2; exit 1\n")
+    bash.chmod(0o755)
     return path
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from odd_images import broken_libc_image, busybox_image, empty_image, image_with_a_user
+from odd_images import broken_libc_image, busybox_image, empty_image, image_whose_bash_ends_at_once, image_with_a_user
 from sandbox_runtimes import prepared
 
 from prorl_hpc.config.schema import SandboxConfig
@@ -44,7 +44,9 @@ async def output(sandbox: Sandbox, tool: str, **arguments: object) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("make", [empty_image, busybox_image, broken_libc_image, image_with_a_user])
+@pytest.mark.parametrize(
+    "make", [empty_image, busybox_image, broken_libc_image, image_with_a_user, image_whose_bash_ends_at_once]
+)
 async def test_all_tools_work(sandbox_of: Callable[[Make], object], make: Make) -> None:
     sandbox = await sandbox_of(make)  # type: ignore[misc]
     assert (

@@ -33,11 +33,11 @@ STALE_TERMINALS = 64
 class Shell:
     """One named shell; its process starts with the first command."""
 
-    def __init__(self, host: Host, name: str) -> None:
+    def __init__(self, host: Host, name: str, candidates: list[list[str]]) -> None:
         self.name = name
         self._loop = host.loop
         self._settings = host.settings
-        self._process = ShellProcess(host)
+        self._process = ShellProcess(host, candidates)
         self._marks = Marks(binascii.hexlify(os.urandom(8)).decode())
         self._terminal: Terminal | None = None
         self._stale: list[int] = []
@@ -154,6 +154,8 @@ class Shell:
             if self._process.pid or command.done or self._closed or self._process.unread_bytes < size or not again:
                 break
             lost = yield from self._revive()
+        if command.done:
+            self._process.answered()
         return lost
 
     def _turn(self, call: Call, deadline: float) -> Generator[float, None, Answer | None]:
@@ -277,7 +279,7 @@ class Shell:
         """A shell that takes commands; says so where it is a new one."""
         note = ""
         if self._process.begun:
-            note = self._restart_note()
+            note = "" if self._process.try_another() else self._restart_note()
             yield from self._drop(set())
         self._process.start()
         self._loop.watch(self._process.terminal, self._on_own_terminal)

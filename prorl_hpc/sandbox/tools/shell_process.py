@@ -32,22 +32,25 @@ def environment(host: Host) -> dict[str, str]:
     return env
 
 
-def shell_argv(host: Host, env: dict[str, str]) -> list[str]:
-    """The image's bash, else the kit's; sh where there is neither."""
-    bash = shutil.which("bash", path=env.get("PATH"))
+def shells(host: Host) -> list[list[str]]:
+    """Those to try, the best first: the image's bash, which need not run, and the kit's; sh where the kit has none.
+    The first that answers is the one: quicker than to try it beforehand."""
+    bash = shutil.which("bash", path=environment(host).get("PATH"))
+    found = [[bash, *_FLAGS]] if bash else []
     kit_bash = f"{host.kit}/bin/bash"
-    if bash:
-        return [bash, *_FLAGS]
     if host.kit and os.path.exists(kit_bash):
-        return [f"{host.kit}/ld.so", "--library-path", f"{host.kit}/lib", "--argv0", "bash", kit_bash, *_FLAGS]
-    return ["/bin/sh", "-i"]
+        loader = [f"{host.kit}/ld.so", "--library-path", f"{host.kit}/lib", "--argv0", "bash"]
+        return [*found, [*loader, kit_bash, *_FLAGS]]
+    return [*found, ["/bin/sh", "-i"]]
 
 
 class ShellProcess:
-    """Not waited for by ptyprocess: the reaper waits for all children."""
+    """Not waited for by ptyprocess: the reaper waits for all children. ``candidates`` (see ``shells``) are shared; they
+    lose what does not run, and all but the one that did."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, candidates: list[list[str]]) -> None:
         self._host = host
+        self._candidates = candidates
         self._env = {**environment(host), "PS1": "", "PS2": ""}
         self._pty: PtyProcess | None = None
         self._unread = b""
@@ -71,6 +74,27 @@ class ShellProcess:
 
     def start(self) -> None:
         """OSError when there is no shell that can be started."""
+        while True:
+            try:
+                return self._start()
+            except BlockingIOError:
+                raise  # too many processes
+            except OSError:
+                if not self.try_another():
+                    raise
+
+    def answered(self) -> None:
+        """It works."""
+        del self._candidates[1:]
+
+    def try_another(self) -> bool:
+        """Whether there is another shell to start, where none has answered yet."""
+        if len(self._candidates) == 1:
+            return False
+        self._candidates.pop(0)
+        return True
+
+    def _start(self) -> None:
         theirs, self._commands = os.pipe()
         settings = self._host.settings
 
@@ -85,7 +109,7 @@ class ShellProcess:
 
         try:
             self._pty = PtyProcess.spawn(
-                shell_argv(self._host, self._env),
+                self._candidates[0],
                 cwd=settings.root,
                 env=self._env,
                 echo=False,

@@ -6,6 +6,7 @@ import re
 import signal
 
 from prorl_hpc.sandbox.tools.shell import Shell
+from prorl_hpc.sandbox.tools.shell_process import shells
 from prorl_hpc.sandbox.tools.toolset import Answer, Call, Host, Refused
 
 TYPE_CHECKING = False
@@ -30,6 +31,7 @@ class Tools:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._candidates = shells(host)
         self._shells: dict[str, Shell] = {}
 
     def bash(
@@ -68,7 +70,7 @@ class Tools:
                     f"there are {MAX_SHELLS} shells already, no more can be had: {self._names()}. "
                     "Use one of these, or end one with bash_close"
                 )
-            self._shells[name] = Shell(self._host, name)
+            self._shells[name] = Shell(self._host, name, self._candidates)
         return self._shells[name]
 
     def _found(self, name: str) -> Shell:

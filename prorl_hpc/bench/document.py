@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from prorl_hpc.bench.figures import Report
 from prorl_hpc.messages.errors import ConfigError
 
 
+def check_place(path: Path, bench: str) -> None:
+    """ConfigError unless a report of ``bench`` can be written into ``path``: before anything is measured."""
+    _parted(path, bench)
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"{path} cannot be written")
+
+
 def write_into(path: Path, bench: str, report: Report) -> None:
     """``<!-- bench NAME -->`` and ``<!-- end -->`` are the marks. ConfigError if the file has none for ``bench``."""
+    before, after = _parted(path, bench)
+    path.write_text(f"{before}{report.markdown()}\n{after}", encoding="utf-8")
+
+
+def _parted(path: Path, bench: str) -> tuple[str, str]:
+    """What the file says before and after the figures, the marks included."""
     begin, end = f"<!-- bench {bench} -->\n", "<!-- end -->"
-    text = path.read_text(encoding="utf-8")
+    marks = f"a line {begin.strip()!r} and a line {end!r} say where the figures go"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path} to write into: make it first; {marks}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise ConfigError(
-            f"{path} has no place for these figures: write the lines {begin.strip()!r} and {end!r} into it"
-        )
-    path.write_text(f"{before}{begin}{report.markdown()}\n{end}{after}", encoding="utf-8")
+        raise ConfigError(f"{path} has no place for these figures: {marks}")
+    return f"{before}{begin}", f"{end}{after}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import psutil
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import prorl_hpc
 from prorl_hpc.cli.environment_record import git_state
@@ -101,13 +104,18 @@ class Report(msgspec.Struct, frozen=True):
         """A figure that could not be taken is none that holds."""
         return all(figure.value is not None and figure.holds is not False for figure in self.figures)
 
-    def table(self) -> Table:
-        table = Table(caption=f"{self.machine}\ncommit {self.commit or 'unknown'}, {self.date}", caption_justify="left")
-        for title in ("figure", "value", "against", "goal", "holds", "how"):
-            table.add_column(title, overflow="fold")
+    def show(self, console: Console) -> None:
+        """A table for 80 columns, too; how each figure was taken, and the machine, stand below it."""
+        table = Table()
+        for title in ("figure", "value", "against", "goal", "holds"):
+            table.add_column(title, overflow="fold", no_wrap=title in ("value", "goal", "holds"))
         for figure in self.figures:
-            table.add_row(*_cells(figure))
-        return table
+            table.add_row(*map(Text, _cells(figure)[:-1]))
+        console.print(table)
+        how = [f"{figure.name}: {figure.detail}" for figure in self.figures if figure.detail]
+        for words in (*how, str(self.machine), f"commit {self.commit or 'unknown'}, {self.date}"):
+            for line in textwrap.wrap(words, console.width, subsequent_indent="  "):
+                console.print(Text(line), soft_wrap=True)
 
     def markdown(self) -> str:
         """The same table for the documentation."""

@@ -11,6 +11,9 @@ from prorl_hpc.messages.errors import RunError
 Side = Callable[[int], Awaitable[Sequence[float]]]
 """Makes so many calls and returns what each took, in seconds."""
 
+P95_CALLS = 100
+"""With fewer, a 95th percentile is one of the five slowest calls, or the slowest."""
+
 
 class Samples:
     """Seconds; at least one."""
@@ -55,11 +58,20 @@ async def in_turns(calls: int, turn: int, *sides: Side) -> list[Samples]:
 
 
 def ratio(name: str, ours: Samples, theirs: Samples, goal: float, against: str) -> list[Figure]:
-    """Ours over theirs, by median and by 95th percentile; the goal is for both."""
+    """Ours over theirs, by median and by 95th percentile; the goal is for both (see ``p95_if_enough``)."""
     return [
         Figure.at_most(f"{name}, median", ours.median / theirs.median, goal, "x", against, _both(ours, theirs)),
-        Figure.at_most(f"{name}, p95", ours.p95 / theirs.p95, goal, "x", against),
+        p95_if_enough(Figure.at_most(f"{name}, p95", ours.p95 / theirs.p95, goal, "x", against), ours, theirs),
     ]
+
+
+def p95_if_enough(figure: Figure, *sides: Samples) -> Figure:
+    """The figure of a 95th percentile; told, not judged, where it stands on so few calls that one of them decides it."""
+    fewest = min(map(len, sides))
+    if fewest >= P95_CALLS or figure.value is None:
+        return figure
+    why = f"not judged: it takes {P95_CALLS} calls, here are {fewest}; the median decides"
+    return Figure.told(figure.name, figure.value, figure.unit, figure.against, why)
 
 
 def told_ratio(name: str, ours: Samples, theirs: Samples, against: str) -> list[Figure]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from prorl_hpc.bench.document import write_into
+from prorl_hpc.bench.document import check_place, write_into
 from prorl_hpc.bench.figures import Figure, Machine, Report
 from prorl_hpc.messages.errors import ConfigError
 
@@ -28,7 +28,6 @@ BENCHES = {
     "soak": "nothing lost and nothing delivered twice while workers and the coordinator are killed",
 }
 _SOAK_SETTINGS = {"rollouts": 50_000, "workers": 8, "coordinator_kills": 2, "seed": 0}
-_PLAIN_WIDTH = 140
 
 
 def main(argv: list[str]) -> int:
@@ -92,6 +91,8 @@ def _parser(name: str, epilog: str) -> argparse.ArgumentParser:
 
 
 def _report(name: str, args: argparse.Namespace, measure: Callable[[Callable[[str], None]], list[Figure]]) -> int:
+    if args.write:
+        check_place(args.write, name)
     machine, began = Machine.here(), time.monotonic()
 
     def say(words: str) -> None:
@@ -103,8 +104,7 @@ def _report(name: str, args: argparse.Namespace, measure: Callable[[Callable[[st
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:
-        console = Console()
-        (console if console.is_terminal else Console(width=_PLAIN_WIDTH)).print(report.table())
+        report.show(Console(highlight=False))  # as wide as the terminal or $COLUMNS, else 80
     if args.write:
         write_into(args.write, name, report)
     return 0 if report.all_hold else 1

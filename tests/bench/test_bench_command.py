@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from prorl_hpc.__main__ import main
-from prorl_hpc.bench import coordinator
+from prorl_hpc.bench import coordinator, sandbox
 from prorl_hpc.bench.figures import Figure
 from prorl_hpc.messages.errors import RunError
 
@@ -36,6 +38,22 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_words(words: list[str], answer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *words]) == 2
     assert answer in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, "# no marks\n", "<!-- bench sandbox -->\nno end\n"])
+def test_where_the_table_goes_is_looked_at_before_anything_is_measured(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(*_: object) -> None:
+        pytest.fail("it measured first")
+
+    monkeypatch.setattr(sandbox, "measure", measured)
+    page = tmp_path / "notes.md"
+    if content is not None:
+        page.write_text(content)
+    assert main(["bench", "sandbox", "--write", str(page)]) == 2
+    told = capsys.readouterr().err
+    assert ("there is no file" if content is None else "has no place") in told and "<!-- bench sandbox -->" in told
 
 
 def test_a_part_that_breaks_says_why_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from prorl_hpc.bench.document import write_into
 from prorl_hpc.bench.figures import Figure, Machine, Report
@@ -49,3 +50,16 @@ def test_a_page_gets_the_newest_table_and_keeps_its_words(tmp_path: Path) -> Non
     assert "stale" not in text and text.startswith("# Words\n") and text.count("kept\n<!-- end -->") == 1
     with pytest.raises(ConfigError, match="no place"):
         write_into(page, "coordinator", Report.of(Machine.here(), []))
+
+
+def test_the_table_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    figures = [
+        Figure.at_most("bash `echo hello`, median", 1.2345, 2.5, "x", "bare [bold]", " ".join(["words"] * 40)),
+        Figure.not_taken("tmux", "x", "tmux", "<= 0.0333", "there is no tmux"),
+    ]
+    Report.of(Machine.here(), figures).show(Console(highlight=False))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and all(line == line.rstrip() for line in lines)
+    text = "\n".join(lines)
+    assert "1.234 x" in text and "[bold]" in text and "tmux: there is no tmux" in text

@@ -11,11 +11,14 @@ import pytest
 from test_image_cache import put, sif_bytes
 
 from prorl_hpc.__main__ import main
+from prorl_hpc.cli.image_conversion import summary
+from prorl_hpc.cli.image_words import size_text
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.images import building
 from prorl_hpc.sandbox.images.archives import check_archive
 from prorl_hpc.sandbox.images.builder_error import BuilderError
 from prorl_hpc.sandbox.images.cache import ImageCache, Progress
+from prorl_hpc.sandbox.images.conversion import DONE, FAILED, Outcome, Report
 from prorl_hpc.sandbox.images.references import read_reference
 from prorl_hpc.sandbox.images.resolving import check
 from prorl_hpc.sandbox.images.sif import this_architecture
@@ -137,6 +140,20 @@ def test_an_archive_is_looked_at_before_it_is_pulled(tmp_path: Path) -> None:
         check_archive(read_reference(f"oci:{tmp_path}/oci:tag"))
     write_oci_layout(tmp_path / "oci", here)
     check_archive(read_reference(f"oci:{tmp_path}/oci"))
+
+
+def test_a_failed_conversion_is_told_once_and_small_sizes_in_their_unit(tmp_path: Path) -> None:
+    why = BuilderError("the pull of x failed (exit code 1)", "FATAL: unexpected EOF", hinted=True)
+    assert "→ what it read ended too soon" in str(why)
+    report = Report(
+        [Outcome("docker://x", "x", FAILED, str(why), tries=3), Outcome("docker://y", "y", DONE, size=1200)]
+    )
+    assert summary(report, tmp_path / "r.json").splitlines() == [
+        "1 done, 1 failed",
+        "failed: docker://x (tries: 3)",
+        f"1.2 KiB in the cache; report, and why each one failed: {tmp_path}/r.json",
+    ]
+    assert [size_text(size) for size in (0, 3 << 20, 5 << 30)] == ["0 bytes", "3.0 MiB", "5.0 GiB"]
 
 
 def write_oci_layout(directory: Path, architecture: str) -> None:

@@ -175,8 +175,10 @@ class _Conversion:
             flags[match[1]] = match[2] or ""
             rest = rest[match.end() :]
         words = self._array(rest) or rest.split()
-        if len(words) < 2 or any(re.search(r"\s", word) for word in words):
-            self._refuse("COPY and ADD take SOURCE… DESTINATION, without white space in them")
+        if len(words) < 2:
+            self._refuse("COPY and ADD take SOURCE… DESTINATION")
+        if "from" in flags and any(re.search(r"\s", word) for word in words):
+            self._refuse("COPY --from takes no white space in what it copies")
         *sources, destination = words
         paths: list[Path] = []
         if "from" in flags:
@@ -210,7 +212,11 @@ class _Conversion:
 
     def _aside(self, stage: _Stage, source: Path, place: str) -> None:
         """Copied by Apptainer before all RUNs, as far as it copies them as they are; links are made by a RUN."""
-        for piece in self.context.pieces(source):
+        try:
+            pieces = self.context.pieces(source)
+        except OSError as error:
+            self._refuse(f"{error.filename} cannot be read: {error.strerror}")
+        for piece in pieces:
             target = posixpath.join(place, piece.place).rstrip("/")
             if re.search(r'["\n]', f"{piece.path}"):
                 self._refuse(f"{str(piece.path)!r} cannot be copied: a quote or line end in its name")

@@ -69,7 +69,7 @@ def test_an_image_put_there_by_hand_is_explained_and_counted(
 
 def test_an_empty_image_is_called_empty() -> None:
     for image in ("", " "):
-        with pytest.raises(SandboxError, match=r"sandbox\.image is empty: it takes a \.sif file"):
+        with pytest.raises(SandboxError, match=r"the image is empty: sandbox\.image takes a \.sif file"):
             check(image)
 
 

@@ -45,7 +45,7 @@ def resolve(image: str) -> Path:
 def find(image: str, architecture: str = "") -> tuple[Path, Entry | None]:
     """The image, and what the cache knows of it (None for a file or directory outside)."""
     if not image.strip():
-        raise SandboxError(f"sandbox.image is empty: it takes {_ALLOWED}")
+        raise SandboxError(f"the image is empty: sandbox.image takes {_ALLOWED}")
     cache = ImageCache()
     reference = parse_reference(image)
     if reference is not None:

@@ -150,7 +150,7 @@ class ToolClient(asyncio.BufferedProtocol):
             raise SandboxError(self._broken or "not connected")
         try:
             frame = framing.pack(_header(header), body)
-        except framing.BadFrame as error:
+        except (framing.BadFrame, RecursionError) as error:
             raise SandboxError(f"the call is too large: {error}") from None
         answer: asyncio.Future[Response] = self._loop.create_future()
         self._waiting[number] = _Waiting(answer, tool, timeout_s, self._loop.time() + timeout_s + ANSWER_GRACE_S)

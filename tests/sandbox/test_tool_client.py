@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,4 +152,9 @@ async def test_a_call_too_large_is_refused_here() -> None:
     async with connected(serve) as client:
         with pytest.raises(SandboxError, match="too large"):
             await client.call("bash", {"command": "x" * framing.MAX_HEADER_BYTES}, 20)
+        nested: list[Any] = []
+        for _ in range(100_000):
+            nested = [nested]
+        with pytest.raises(SandboxError, match="too large"):
+            await client.call("exec", {"argv": nested}, 5)
         assert client._waiting == {}

@@ -82,7 +82,7 @@ class CellProcess:
         self.files: list[str] = []
         self.exit_code: int | None = None
         """Of the running cell, once it is over."""
-        self._killed = False
+        self._killed = self._stopped = False
         self._began_ticks = 0
         self._started = 0.0
         self._pipe = -1
@@ -98,7 +98,7 @@ class CellProcess:
         if not self._candidates:
             raise OSError("no Python here can run cells: the image's python3 has no IPython, and there is no other")
         self._started = time.monotonic()
-        self.ready, self._killed, self.end = False, False, ""
+        self.ready, self._killed, self._stopped, self.end = False, False, False, ""
         python = self._candidates[0]
         # -B: no __pycache__ among the work, whatever of it a cell imports. What a cell starts does as it likes.
         argv = [*python.argv, "-B", RUNNER, self.mode, python.site, self._host.settings.root, str(CONTROL_FD)]
@@ -134,6 +134,11 @@ class CellProcess:
             self.exit_code, self._killed = None, True
             kill(descendants(self.pid, set()) | {(self.pid, 0)})
 
+    def stop(self) -> None:
+        """End it because another one is wanted: that it did not come up is not its fault."""
+        self._stopped = True
+        self.kill()
+
     def overdue(self) -> bool:
         return bool(self.pid) and not self.ready and time.monotonic() > self._started + START_S
 
@@ -166,7 +171,7 @@ class CellProcess:
         self._close()
         name = signal.Signals(status - 128).name if 128 < status < 128 + signal.NSIG else ""
         self.end = f"by {name}" if name else f"with exit code {status}"
-        if not self.ready and len(self._candidates) > 1:
+        if not self.ready and not self._stopped and len(self._candidates) > 1:
             self._candidates.pop(0)
             self.take()
             try:

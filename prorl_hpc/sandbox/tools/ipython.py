@@ -65,7 +65,7 @@ class Kernel:
         deadline = time.monotonic() + call.timeout_s
         old = self._process.pid
         self._replaced = self._busy  # then the running cell's own call starts the next one
-        self._process.kill()
+        self._process.stop()
         while self._busy or self._process.pid == old != 0:
             if call.cancelled or time.monotonic() >= deadline:
                 return Answer("[the kernel did not end in time]\n", None, timed_out=True)
@@ -151,7 +151,11 @@ class Kernel:
     def _until_ready(self, call: Call, deadline: float) -> Generator[float, None, Answer | None]:
         """None when it is ready; else why not. OSError when there never was a working one."""
         process = self._process
-        while not process.ready and process.pid:
+        while not process.ready and (process.pid or self._replaced):
+            if not process.pid:
+                self._replaced = False
+                process.take()
+                process.start()
             if process.overdue():
                 process.kill()
             if call.cancelled or time.monotonic() >= deadline:

@@ -7,7 +7,6 @@ used: git runs on a directory of ours (see git_view.py) that borrows the reposit
 from __future__ import annotations
 
 import os
-import re
 import time
 
 from prorl_hpc.sandbox.tools.cell_runner import FILES
@@ -35,7 +34,6 @@ _LINK = b":120000 "
 _ALL_BINARY = b"* -diff\n"
 _LINKS_BINARY = ("-c", "diff.default.binary=true")
 _NEXT_FILE = b"\ndiff --git "
-_HUNK = re.compile(rb"^@@ .*$", re.MULTILINE)
 
 
 class TimedOut(Exception):
@@ -127,10 +125,6 @@ def _diff(git: Git, view: GitView, tree: str, below: str) -> Generator[float, No
             found = yield from git.run(*what, limit=MAX_BODY_BYTES + 1)
     diff = bytes(found.data)
     if found.overflow or _is_text(diff):
-        return diff
-    # git cuts what it tells of a hunk's surroundings after 80 bytes, not between two characters.
-    diff = _HUNK.sub(lambda line: line[0].decode("utf-8", "ignore").encode(), diff)
-    if _is_text(diff):
         return diff
     view.write("info/attributes", _ALL_BINARY)
     binary = yield from git.run(*what, limit=2 * MAX_BODY_BYTES, settings=_LINKS_BINARY)

@@ -44,7 +44,7 @@ class ApptainerRuntime(AttachedRuntime):
         super().__init__(config, runtime_dir)
         self._binary = ""
         self._version = ""
-        self._images = NodeImages(config, runtime_dir)
+        self._images = NodeImages(config, self._runtime_dir)
         self._host_image = Path()
         self._host_binds: list[str] = []
         self._base = Path()

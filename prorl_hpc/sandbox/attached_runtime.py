@@ -51,7 +51,7 @@ class AttachedRuntime(abc.ABC):
 
     def __init__(self, config: SandboxConfig, runtime_dir: Path) -> None:
         self._config = config
-        self._runtime_dir = runtime_dir
+        self._runtime_dir = runtime_dir.absolute()  # sandboxes are started in directories of their own
         self._holding: Holding | None = None
         self._slots = StartSlots(config.start_limit, config.start_timeout_s)
         self._sandboxes: dict[str, AttachedSandbox] = {}
@@ -187,7 +187,8 @@ class AttachedRuntime(abc.ABC):
             else:
                 await sandbox.stop()
             if isinstance(error, OSError) or (isinstance(error, SandboxError) and sandbox is not None):
-                raise StartFailed(self._explain(f"{words_of(error)}{full}")) from error
+                what = "its process cannot be started: " if sandbox is None else ""
+                raise StartFailed(self._explain(f"{what}{words_of(error)}{full}")) from error
             raise
         return sandbox
 

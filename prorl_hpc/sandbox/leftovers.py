@@ -2,9 +2,10 @@
 
 A process belongs to a sandbox when
 
-* its environment names the Box (the container's launcher; all processes of ``local``), or
-* it is in the session that the sandbox's process opened, as written in the Box. So are the FUSE servers of a .sif image,
-  which have an empty environment and outlive a launcher that was killed.
+* its environment names the Box (the container's launcher at its beginning; all processes of ``local``), or
+* it is in the session that the sandbox's process opened, as written in the Box. So is what the launcher becomes, which
+  takes an environment of its own and, killed over its start, may wait for ever; and so are the FUSE servers of a .sif
+  image, which have an empty environment and outlive a launcher that was killed.
 
 What is inside a container needs no search: the kernel ends it with the container's first process, the tool server.
 Only what belongs to this user and is found so is ever ended, and only what bears our names, belongs to this user and
@@ -33,8 +34,11 @@ from prorl_hpc.sandbox.directories import LOCK, MARKER, NEW_LOCK, Box, remove_lo
 log = logging.getLogger(__name__)
 
 HELPERS = frozenset({"squashfuse", "squashfuse_ll", "fuse-overlayfs", "fuse2fs", "gocryptfs"})
-"""What a container's launcher starts beside the container; a swept session is searched for these alone, since its
-number may have come to another process meanwhile."""
+"""What a container's launcher starts beside the container."""
+_OF_LAUNCHERS = HELPERS | {"starter", "starter-suid", "apptainer", "singularity"}
+"""A swept session is searched for these alone where its first process is gone: its number may have come to another
+meanwhile."""
+_KILL_S = 4.0
 _MAKING_S = 60.0
 """Longer than a holding is without its lock while somebody makes or removes it."""
 
@@ -90,29 +94,34 @@ def _helpers_of(record: Path) -> Iterator[psutil.Process]:
         session, since = int(pid), float(began)
     except (OSError, ValueError):
         return  # removed meanwhile, or cut short by a full disk
+    whole = False
     with contextlib.suppress(psutil.NoSuchProcess):
         if abs(psutil.Process(session).create_time() - since) > 1:
             return  # the number is another's now, and so is the session
+        whole = True
     for process in _in_session(session):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.name() in HELPERS and process.create_time() >= since - 1:
+            if (whole or process.name() in _OF_LAUNCHERS) and process.create_time() >= since - 1:
                 yield process
 
 
 def kill_marked(path: Path) -> list[int]:
-    """SIGTERM, then SIGKILL to what belongs there; returns their ids. SandboxError when one stays."""
-    killed: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        processes = list(marked_processes(path))
+    """SIGTERM, then SIGKILL to what belongs there, and to what that has started meanwhile; returns their ids.
+    SandboxError when one stays."""
+    killed: set[int] = set()
+    number = signal.SIGTERM
+    give_up = time.monotonic() + _KILL_S
+    while processes := list(marked_processes(path)):
+        if time.monotonic() > give_up:
+            left = sorted(process.pid for process in processes)
+            raise SandboxError(f"the processes {left} of {path} do not end, not even by SIGKILL")
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-        killed += [process.pid for process in processes]
-        psutil.wait_procs(processes, timeout=2.0)
-    left = [p.pid for p in marked_processes(path) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    if left:
-        raise SandboxError(f"the processes {left} of {path} do not end, not even by SIGKILL")
-    return sorted(set(killed))
+        killed |= {process.pid for process in processes}
+        psutil.wait_procs(processes, timeout=2.0 if number is signal.SIGTERM else 0.5)
+        number = signal.SIGKILL
+    return sorted(killed)
 
 
 def mounts_below(path: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,15 @@ import pytest
 from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.directories import MARKER, Holding, remove_tree
 from prorl_hpc.sandbox.host_image import make_host_image
-from prorl_hpc.sandbox.leftovers import in_session, kill_marked, left_of_session, marked_processes, mounts_below, sweep
+from prorl_hpc.sandbox.leftovers import (
+    in_session,
+    kill_marked,
+    left_of_session,
+    marked_processes,
+    mounts_below,
+    record_session,
+    sweep,
+)
 
 
 def die(holding: Holding) -> None:
@@ -190,3 +199,28 @@ def test_mounts_are_found_whatever_the_path_is_like(tmp_path: Path, monkeypatch:
 def test_a_path_that_is_no_path_is_told(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match=r"File name too long.*run\.runtime_root chooses another place"):
         Holding(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize("first_lives", [True, False])
+def test_what_a_launcher_became_is_swept_by_its_session(tmp_path: Path, first_lives: bool) -> None:
+    """It keeps nothing of its environment, and waits for ever when its worker was killed while it started."""
+    holding = Holding(tmp_path / "run")
+    box = holding.make_box()
+    for name in ("starter", "bystander"):
+        shutil.copy(shutil.which("sleep") or "", tmp_path / name)
+    script = f"{tmp_path}/starter 60 & {tmp_path}/bystander 60 & echo $!; {'wait' if first_lives else 'read x'}"
+    argv = ["sh", "-c", script]
+    with subprocess.Popen(argv, start_new_session=True, stdin=-1, stdout=-1, text=True, env={}) as first:
+        assert first.stdin and first.stdout
+        bystander = int(first.stdout.readline())
+        record_session(box, first.pid)
+        if not first_lives:
+            first.stdin.close()
+            first.wait(10)
+        before = in_session(first.pid, 4e9)
+        die(holding)
+        assert sweep(tmp_path / "run") == [holding.path]
+        left = in_session(first.pid, 4e9)
+    assert len(before) == 2 + first_lives and left == ([] if first_lives else [bystander])
+    if left:
+        os.kill(bystander, signal.SIGKILL)

@@ -117,3 +117,11 @@ async def test_local_sandboxes_take_any_path(tmp_path: Path) -> None:
     sandbox = await runtime.start(SandboxSpec("a"))
     assert (await sandbox.call("bash", {"command": "echo here"}, 20)).output == "here\n"
     await runtime.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_relative_runtime_directory_will_do(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runtime = await prepared(kind, Path("run"))
+    await runtime.close()
+    assert list((tmp_path / "run").iterdir()) == []

@@ -18,6 +18,7 @@ Check = tuple[Callable[[Any], bool], str]
 _POSITIVE: Check = (lambda v: v > 0, "greater than 0")
 _AT_LEAST_1: Check = (lambda v: v >= 1, "at least 1")
 _NOT_NEGATIVE: Check = (lambda v: v >= 0, "0 or more")
+_KERNEL_PROCESSES = 16
 _FRACTION: Check = (lambda v: 0 < v <= 1, "greater than 0 and at most 1")
 
 
@@ -70,7 +71,15 @@ _RULES: list[tuple[Check, str]] = [
 
 def validate(config: ProrlConfig) -> list[str]:
     """Everything that is wrong, each as one sentence that names the setting, what was given and what is allowed."""
-    return [*_ranges(config), *_names(config), *_trainer(config), *_clocks(config), *_tokens(config), *_cluster(config)]
+    return [
+        *_ranges(config),
+        *_names(config),
+        *_trainer(config),
+        *_clocks(config),
+        *_sandbox(config),
+        *_tokens(config),
+        *_cluster(config),
+    ]
 
 
 def setting(config: ProrlConfig, dotted: str) -> Any:
@@ -130,6 +139,15 @@ def _trainer(config: ProrlConfig) -> Iterator[str]:
         yield (
             f"trainer.groups_per_step={trainer.groups_per_step} needs more prompts than task.train.size="
             f"{config.task.train.size} has"
+        )
+
+
+def _sandbox(config: ProrlConfig) -> Iterator[str]:
+    given = config.sandbox
+    if given.ipython == "kernel" and 8 <= given.max_processes < _KERNEL_PROCESSES:
+        yield (
+            f"sandbox.max_processes={given.max_processes} is too few for sandbox.ipython=kernel, whose threads count: "
+            f"{_KERNEL_PROCESSES} or more, or sandbox.ipython=inprocess"
         )
 
 

@@ -127,3 +127,22 @@ def test_a_copy_can_be_a_directory(cache: ImageCache, tmp_path: Path) -> None:
     for worker in workers:
         worker.close()
     assert list(place.iterdir()) == []
+
+
+def test_no_link_to_copies_is_followed(cache: ImageCache, tmp_path: Path) -> None:
+    """Another user can put one beside this run's directory."""
+    put(cache)
+    mine, elsewhere = runtime_dir(tmp_path, "mine"), tmp_path / "elsewhere"
+    copy = elsewhere / "images" / "a"
+    copy.mkdir(parents=True)
+    (copy / "lock").touch()
+    (tmp_path / f"prorl-{os.getuid()}-link").symlink_to(elsewhere)
+    assert sweep_copies(mine) == [] and (copy / "lock").exists()
+
+
+def test_a_removal_of_a_copy_that_was_cut_short_is_swept(cache: ImageCache, tmp_path: Path) -> None:
+    mine, other = runtime_dir(tmp_path, "mine"), runtime_dir(tmp_path, "other")
+    gone = other / "images" / "gone-1"
+    (gone / "image").mkdir(parents=True)
+    (gone / "lock").touch()
+    assert sweep_copies(mine) == [gone] and list(other.iterdir()) == []

@@ -190,6 +190,13 @@ async def test_commands_of_one_shell_take_turns_within_their_time(sandbox: Sandb
     assert (await second).output == "first\n"
 
 
+async def test_the_last_words_of_the_background_are_not_the_next_commands(sandbox: Sandbox) -> None:
+    for _ in range(60):
+        both = ("(sleep 0.001; echo late) & sleep 0.002", "echo x")
+        calls = [bash(sandbox, command, shell=f"s{number}") for number in range(6) for command in both]
+        assert {result.output for result in (await asyncio.gather(*calls))[1::2]} == {"x\n"}
+
+
 async def test_there_is_an_end_of_shells(sandbox: Sandbox) -> None:
     for number in range(MAX_SHELLS - 1):  # and the main one
         assert await output(sandbox, "echo $$", shell=f"s{number}")

@@ -28,6 +28,7 @@ DRAIN_S = 0.1
 """How long the output of a shell that ended is waited for, where something in the background holds the terminal."""
 STALE_TERMINALS = 64
 """Terminals of earlier commands that background processes still hold, at most."""
+_LAST_READS = 8
 
 
 class Shell:
@@ -318,6 +319,9 @@ class Shell:
         if self._spared:
             self._retire()
         elif self._terminal is not None:
+            for _ in range(_LAST_READS):  # what something in the background wrote just before it ended
+                if not read_available(self._terminal.master)[0]:
+                    break
             set_mode(self._terminal.master)  # whatever the command did to it
 
     def _retire(self) -> None:

@@ -23,6 +23,9 @@ _COMMANDS = {"echo hello": "hello", "ls": _FILES}
 _CALL_S = 20.0
 _WARM_UP = 3
 _TURN = 10
+_STEADY_WARM_UP, _STEADY_TURN = 150, 50
+"""Of what is measured in a row: after something else has run, a core takes some hundred round trips until it wakes
+those that wait as quickly as it can."""
 
 
 async def against_floor(calls: int, say: Say, kind: str = "apptainer") -> list[Figure]:
@@ -30,13 +33,17 @@ async def against_floor(calls: int, say: Say, kind: str = "apptainer") -> list[F
         figures = []
         for command in _COMMANDS:
             floor = "echo {mark}" if command.startswith("echo") else f"{command}; echo {{mark}}"
-            bare = _program(bed, "bare_pty.py", floor)
-            without_editing = _program(bed, "bare_pty.py", floor, "--noediting")
-            ours, theirs, least = await _compare(bed, calls, command, bare, without_editing)
+            steady = f"--warm-up={_STEADY_WARM_UP}"
+            bare = _program(bed, "bare_pty.py", floor, steady)
+            without_editing = _program(bed, "bare_pty.py", floor, steady, "--noediting")
+            ours, theirs, least = await _compare(bed, calls, command, bare, without_editing, steady=True)
             say(f"{command}: ours {ours}, bare pty {theirs}, without line editing {least}")
             name = f"bash `{command}`"
             figures += ratio(name, ours, theirs, 2.5, "bare ptyprocess")
             figures += told_ratio(name, ours, least, "bare ptyprocess, bash without line editing")
+            first, first_bare = await _compare(bed, calls, command, _program(bed, "bare_pty.py", floor))
+            say(f"{command}, the first ten after something else: ours {first}, bare pty {first_bare}")
+            figures += told_ratio(f"{name}, the first ten in a row", first, first_bare, "bare ptyprocess")
     return figures
 
 
@@ -74,23 +81,24 @@ def _program(bed: SandboxBed, program: str, command: str, *flags: str, site: str
     return lambda count: bed.inside(program, count, command, *flags, site=site)
 
 
-async def _compare(bed: SandboxBed, calls: int, command: str, *others: Side) -> list[Samples]:
-    """Ours first."""
+async def _compare(bed: SandboxBed, calls: int, command: str, *others: Side, steady: bool = False) -> list[Samples]:
+    """Ours first. ``steady``: in long turns, each after many calls that do not count."""
+    warm_up, turn = (_STEADY_WARM_UP, _STEADY_TURN) if steady else (_WARM_UP, _TURN)
     await bed.sandbox.call("bash", {"command": f"touch {_FILES}"}, _CALL_S)
 
     async def ours(count: int) -> list[float]:
-        return await round_trips(bed.sandbox, command, _COMMANDS[command], count)
+        return await round_trips(bed.sandbox, command, _COMMANDS[command], count, warm_up)
 
-    return await in_turns(calls, _TURN, ours, *others)
+    return await in_turns(calls, turn, ours, *others)
 
 
-async def round_trips(sandbox: Sandbox, command: str, prints: str, calls: int) -> list[float]:
+async def round_trips(sandbox: Sandbox, command: str, prints: str, calls: int, warm_up: int = _WARM_UP) -> list[float]:
     """Seconds of each call. RunError if one does not give what it must."""
     seconds = []
-    for _ in range(_WARM_UP + calls):
+    for _ in range(warm_up + calls):
         began = time.perf_counter()
         result = await sandbox.call("bash", {"command": command}, _CALL_S)
         seconds.append(time.perf_counter() - began)
         if sorted(result.output.split()) != prints.split() or result.exit_code != 0 or not result.cwd:
             raise RunError(f"`{command}` gave {result}")
-    return seconds[_WARM_UP:]
+    return seconds[warm_up:]

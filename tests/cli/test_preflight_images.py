@@ -40,7 +40,10 @@ def errors_of(*overrides: str) -> list[str]:
 
 def test_an_image_that_is_missing_is_named_with_the_command_that_brings_it() -> None:
     (error,) = errors_of("sandbox.image=docker://python:3.12-slim")
-    assert error.startswith("sandbox.image: ") and "prorl-hpc image pull docker://docker.io/library/python:3.12-slim" in error
+    assert (
+        error.startswith("sandbox.image: ")
+        and "prorl-hpc image pull docker://docker.io/library/python:3.12-slim" in error
+    )
     assert errors_of("sandbox.image=docker://python:3.12-slim", "sandbox=local") == []
     assert errors_of() == []
 

@@ -86,9 +86,9 @@ def test_only_the_newest_mark_ends_a_command_and_the_first_tells_its_code(termin
     command = Command("true", marks, terminal, 1000)
     command.script(3)
     command.probe()
-    command.feed(b"old\x0100ff:1:9:/\x02own\x0100ff:3:5:/\x02")
+    command.feed(b"old\x0100ff:1:9:/\x02own\x0100ff:2:5:/\x02")
     assert not command.done and command.output.text() == "own"
-    command.feed(b"\x0100ff:5:0:/\x02")
+    command.feed(b"\x0100ff:3:0:/\x02")
     assert command.done and command.exit_code == 5
 
 
@@ -96,6 +96,8 @@ def test_a_lost_mark_is_noticed_by_the_next_line(terminal: Terminal) -> None:
     marks = Marks("00ff")
     command = Command("true", marks, terminal, 1000)
     command.script(0)
+    assert not command.has_fallback
+    assert command.fallback() and command.has_fallback
     assert marks.last(b"prompt \x0100ff:2:7:/") is None
     assert marks.last(b"\x0100ff:1:1:/\x02 \x0100ff:2:7:/\x02 more") == (2, 7)
     assert not command.lost_its_mark(1, 7) and command.lost_its_mark(2, 7)
@@ -105,10 +107,20 @@ def test_a_lost_mark_is_noticed_by_the_next_line(terminal: Terminal) -> None:
     assert not command.lost_its_mark(2, 7)
 
 
+def test_an_interrupt_before_the_next_line_was_written_ends_the_command(terminal: Terminal) -> None:
+    command = Command("true", Marks("00ff"), terminal, 1000)
+    command.script(0)
+    command.probe()
+    command.fallback()
+    command.feed(b"output\x0100ff:2:130:/\x02")
+    assert command.done and (command.exit_code, command.output.text()) == (130, "output")
+    assert not command.lost_its_mark(3, 0)
+
+
 def test_what_was_there_before_an_interactive_command_is_not_its_output() -> None:
     command = Command("true", Marks("00ff"), None, 1000)
     script = command.script(0).decode()
-    assert "</dev/tty" in script and script.count("printf") == 3
+    assert "</dev/tty" in script and script.count("printf") == 2
     command.feed(b"$ prompt\x0100ff:1:0:/\x02own\x0100ff:2:0:/\x02")
     assert command.done and command.output.text() == "own"
 

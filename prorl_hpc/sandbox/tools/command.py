@@ -54,7 +54,7 @@ class Command:
     """Its text, its output, and whether it is over: when its terminal brings the mark that was asked for last.
 
     The mark is on the command's own line, which is the quickest. But an error may throw the shell back to its prompt,
-    past the rest of that line; so the next line writes a mark to the shell's own terminal, which nobody waits for. Where
+    past the rest of that line; so for what is not over at once a next line writes a mark to the shell's own terminal. Where
     that one comes alone, the command is over, and a third mark, again in its terminal, shows where its output ends."""
 
     def __init__(self, text: str, marks: Marks, terminal: Terminal | None, limit: int) -> None:
@@ -96,10 +96,19 @@ class Command:
             line = self._marks.line(name) + line
         line += "; " + self._marks.line(name)
         self._first = self._awaited = self._marks.serial
-        fallback = self._marks.line(SHELLS_TERMINAL)
+        self._fallback = self.following_bytes = 0
+        return line.encode("utf-8", "replace")
+
+    @property
+    def has_fallback(self) -> bool:
+        return self._fallback > 0
+
+    def fallback(self) -> bytes:
+        """The line behind it, with a mark on the shell's own terminal."""
+        line = self._marks.line(SHELLS_TERMINAL).encode()
         self._fallback = self._marks.serial
-        self.following_bytes = len(fallback)
-        return (line + fallback).encode("utf-8", "replace")
+        self.following_bytes += len(line)
+        return line
 
     def probe(self) -> bytes:
         """For a shell that may have lost the mark."""
@@ -152,7 +161,7 @@ class Command:
         if self.exit_code is None:
             # After the first two, the shell tells the code of its printf for the mark before.
             later = self._fallback_code if self._fallback_code is not None else INTERRUPTED
-            self.exit_code = code if serial <= self._fallback else later
+            self.exit_code = code if serial <= max(self._first, self._fallback) else later
         self.cwd = cwd.decode("utf-8", "replace")
         self.done = serial >= self._awaited
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     Work: TypeAlias = Generator[float, None, Any]
 
 FOREVER = float("inf")
+AWAKE_S = 0.0002
+"""How long ``stay_awake`` looks again before it sleeps: a shell's answer takes half of that, and to be woken costs as
+much again where cores rest when they have nothing to do."""
 READ, WRITE = 1, 2
 """What a file descriptor is watched for."""
 _EPOLL_EVENTS = {READ: select.EPOLLIN, WRITE: select.EPOLLOUT, READ | WRITE: select.EPOLLIN | select.EPOLLOUT}
@@ -44,6 +47,7 @@ class Loop:
         self._ready: dict[int, Callable[[], None]] = {}
         self._running: list[_Running] = []
         self._later: list[Callable[[], None]] = []
+        self._awake_until = 0.0
 
     def watch(self, fd: int, ready: Callable[[], None], events: int = READ) -> None:
         """Call ``ready`` whenever ``fd`` is, or hung up; replaces what was watched before."""
@@ -75,6 +79,10 @@ class Loop:
         """Call ``job`` once, when all that can go on now has gone on: for what no answer should wait for."""
         self._later.append(job)
 
+    def stay_awake(self) -> None:
+        """Something comes soon, it seems: look again for a moment before sleeping, letting others go first."""
+        self._awake_until = time.monotonic() + AWAKE_S
+
     def run(self) -> None:
         """Until a callback raises."""
         while True:
@@ -87,7 +95,7 @@ class Loop:
                 deadline = running.deadline
         # epoll counts whole milliseconds, rounded up.
         timeout = None if deadline == FOREVER else max(0.0, deadline - time.monotonic())
-        for fd, _ in self._epoll.poll(timeout):
+        for fd, _ in self._look() or self._epoll.poll(timeout):
             if ready := self._ready.get(fd):  # an earlier event of this round may have closed it
                 ready()
         if self._running:
@@ -99,6 +107,16 @@ class Loop:
             self._later, jobs = [], self._later
             for job in jobs:
                 job()
+
+    def _look(self) -> list[tuple[int, int]]:
+        """Events, as long as it is worth staying awake for them."""
+        while self._awake_until:
+            if events := self._epoll.poll(0):
+                return events
+            if time.monotonic() >= self._awake_until:
+                self._awake_until = 0.0
+            os.sched_yield()
+        return []
 
     @staticmethod
     def _advance(running: _Running) -> bool:

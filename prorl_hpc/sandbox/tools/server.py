@@ -136,10 +136,12 @@ class Server:
         began = time.monotonic()
         call = Call(header["id"], header["tool"], float(header["timeout_s"]), body)
         self._calls[call.number] = call
+        self._loop.stay_awake()
         first_notice = self._told
 
         def answer(result: Any, error: BaseException | None) -> None:
             del self._calls[call.number]
+            self._loop.stay_awake()
             takes_notices = error is not None or isinstance(result.output, str)  # else the next one does
             news = takes_notices and len(self._notices) > first_notice
             notices = self._notices_since(first_notice) if news else ""

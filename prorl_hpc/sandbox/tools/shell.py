@@ -22,6 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+FALLBACK_S = 0.005
+"""A command that takes longer may have lost its mark; most are over by then."""
 INTERRUPT_S = 3.0
 """How long an interrupted shell may take to be usable again before it is replaced."""
 DRAIN_S = 0.1
@@ -149,8 +151,13 @@ class Shell:
         lost = "" if self._process.pid else (yield from self._revive())
         for again in (True, False):
             size = self._begin(command)
-            while not (self._over(command) or call.cancelled or time.monotonic() >= deadline):
-                yield deadline
+            fall_back = time.monotonic() + FALLBACK_S
+            while not (self._over(command) or call.cancelled or (now := time.monotonic()) >= deadline):
+                if now >= fall_back and not command.has_fallback:
+                    self._process.write(command.fallback())
+                yield deadline if command.has_fallback else min(deadline, fall_back)
+            if not (self._over(command) or command.has_fallback):
+                self._process.write(command.fallback())
             # A shell may be about to end, by what an earlier command left in it, when it is given the next.
             if self._process.pid or command.done or self._closed or self._process.unread_bytes < size or not again:
                 break

@@ -13,6 +13,7 @@ import signal
 import time
 
 from prorl_hpc.sandbox.tools.command import INTERRUPTED, LONGEST_MARK, Command, Marks
+from prorl_hpc.sandbox.tools.command_terminals import CommandTerminals
 from prorl_hpc.sandbox.tools.processes import kill, send
 from prorl_hpc.sandbox.tools.shell_process import ShellProcess
 from prorl_hpc.sandbox.tools.terminal import Terminal, read_available, set_mode
@@ -28,9 +29,6 @@ INTERRUPT_S = 3.0
 """How long an interrupted shell may take to be usable again before it is replaced."""
 DRAIN_S = 0.1
 """How long the output of a shell that ended is waited for, where something in the background holds the terminal."""
-STALE_TERMINALS = 64
-"""Terminals of earlier commands that background processes still hold, at most."""
-_LAST_READS = 8
 
 
 class Shell:
@@ -42,8 +40,7 @@ class Shell:
         self._settings = host.settings
         self._process = ShellProcess(host, candidates)
         self._marks = Marks(binascii.hexlify(os.urandom(8)).decode())
-        self._terminal: Terminal | None = None
-        self._stale: list[int] = []
+        self._terminals = CommandTerminals(host.loop, self._take)
         self._spared: set[tuple[int, int]] | None = set()
         """What ran before the command, and is not its own; None when that is yet to be looked up."""
         self._last_code = 0
@@ -136,12 +133,7 @@ class Shell:
             yield time.monotonic() + 0.05
         if self._process.begun:
             self._process.close()
-        for fd in self._stale:
-            self._loop.close(fd)
-        self._stale.clear()
-        if self._terminal is not None:
-            self._terminal.let_go()
-            self._loop.close(self._terminal.master)
+        self._terminals.close()
         return Answer()
 
     # -- the life of a command
@@ -187,8 +179,7 @@ class Shell:
 
     def _begin(self, command: Command) -> int:
         """How many bytes the shell was given to read."""
-        if self._spared is None:
-            self._settle()
+        self._settle()
         if command.interactive:  # each begins with a terminal as it should be
             set_mode(self._process.terminal, typed=True)
         script = command.script(self._last_code)
@@ -228,7 +219,7 @@ class Shell:
         self._last_code = INTERRUPTED if cut_short else command.exit_code or 0
         self._spared = None
         if cut_short or not self._process.pid:
-            self._retire()
+            self._terminals.retire()
         self._loop.later(self._settle)
         return Answer(self._text(command, news=news), command.exit_code, cwd=command.cwd)
 
@@ -311,12 +302,8 @@ class Shell:
     # -- terminals
 
     def _free_terminal(self) -> Terminal:
-        if self._spared is None:
-            self._settle()
-        if self._terminal is None:
-            self._terminal = terminal = Terminal()
-            self._loop.watch(terminal.master, lambda: self._on_terminal(terminal.master))
-        return self._terminal
+        self._settle()
+        return self._terminals.get()
 
     def _settle(self) -> None:
         """Between two commands: note what goes on in the background, which may have the last command's terminal."""
@@ -324,36 +311,15 @@ class Shell:
             return
         self._spared = set() if self._process.pid and self._process.alone else self._process.descendants(set())
         if self._spared:
-            self._retire()
-        elif self._terminal is not None:
-            for _ in range(_LAST_READS):  # what something in the background wrote just before it ended
-                if not read_available(self._terminal.master)[0]:
-                    break
-            set_mode(self._terminal.master)  # whatever the command did to it
+            self._terminals.retire()
+        else:
+            self._terminals.clean()
 
-    def _retire(self) -> None:
-        """The terminal stays open, unread by anyone, for what was left in the background."""
-        terminal, self._terminal = self._terminal, None
-        if terminal is None:
-            return
-        terminal.let_go()
-        if self._loop.watches(terminal.master):
-            self._stale.append(terminal.master)
-            if len(self._stale) > STALE_TERMINALS:
-                self._loop.close(self._stale.pop(0))
-
-    def _on_terminal(self, master: int) -> None:
-        pieces, hung_up = read_available(master)
+    def _take(self, terminal: Terminal, pieces: list[bytes]) -> None:
         command = self._current
-        if command is not None and command.terminal is not None and command.terminal.master == master:
+        if command is not None and command.terminal is terminal:
             for data in pieces:
                 command.feed(data)
-        if hung_up:
-            self._loop.close(master)
-            if master in self._stale:
-                self._stale.remove(master)
-            else:
-                self._terminal = None
 
     def _on_own_terminal(self) -> None:
         pieces, hung_up = read_available(self._process.terminal)

@@ -23,7 +23,7 @@ from prorl_hpc.messages.errors import ConfigError
 
 BENCHES = {
     "tools": "shell, output and ipython of a sandbox, against the bare ones, tmux, SWE-ReX and jupyter_client",
-    "sandbox": "how soon a sandbox is there, alone, from the warm pool and 50 at once",
+    "sandbox": "how soon a sandbox is there, alone, from the warm pool and 50 at once, and that 1,000 leave nothing",
     "coordinator": "throughput, latency, coupled and decoupled pools, the simulator's size, memory",
     "soak": "nothing lost and nothing delivered twice while workers and the coordinator are killed",
 }

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from prorl_hpc.__main__ import main
-from prorl_hpc.bench import sandbox_starts
+from prorl_hpc.bench import sandbox_cycles, sandbox_starts
 from prorl_hpc.bench.sandbox_bed import open_runtime
 from prorl_hpc.bench.start_by_hand import ByHand
 from prorl_hpc.config.schema import SandboxConfig
 from prorl_hpc.messages.errors import RunError, SandboxError
+from prorl_hpc.sandbox.attached_runtime import AttachedRuntime
 from prorl_hpc.sandbox.protocol import SandboxSpec
 
 
@@ -67,3 +68,19 @@ async def test_a_start_by_hand_that_fails_says_why(tmp_path: Path, monkeypatch: 
 def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "sandbox", "--part", "redy"]) == 2
     assert "Did you mean ready?" in capsys.readouterr().err
+
+
+async def test_cycles_leave_nothing_and_it_is_seen_where_something_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    [figure] = await sandbox_cycles.cycles(6, quiet, "local")
+    assert (figure.value, figure.goal, figure.holds) == (0, "= 0", True)
+    cycle, told = sandbox_cycles._cycle, []
+
+    async def untidy(runtime: AttachedRuntime, number: int) -> None:
+        await cycle(runtime, number)
+        assert runtime._holding is not None
+        (runtime._holding.path / f"left-{number}").touch()
+
+    monkeypatch.setattr(sandbox_cycles, "_cycle", untidy)
+    [figure] = await sandbox_cycles.cycles(3, told.append, "local")
+    assert (figure.value, figure.holds) == (3, False)
+    assert sum("left-" in words for words in told) == 3

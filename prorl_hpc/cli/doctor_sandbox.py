@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -54,14 +55,14 @@ class Trial:
 
 def examine_sandboxes() -> Iterator[Finding]:
     """Starts some small sandboxes at once; takes a second or two."""
-    logging.getLogger("prorl_hpc.sandbox").setLevel(logging.ERROR)  # what starts or dies here is the trial's
     try:
         binary = find_binary()
     except SandboxError as error:
         yield Finding("warn", "sandbox trial", "none was made", str(error))
         return
     with tempfile.TemporaryDirectory(prefix=f"prorl-{os.getuid()}-d", dir="/tmp") as directory:
-        trial = asyncio.run(_try(Path(directory)))
+        with _quiet():
+            trial = asyncio.run(_try(Path(directory)))
         if trial.failed:
             yield Finding("warn", "sandbox trial", *_parted(trial.failed))
             return
@@ -69,6 +70,18 @@ def examine_sandboxes() -> Iterator[Finding]:
         yield from _isolation(trial)
         yield _sif(binary, Path(directory))
     yield from _limits(trial)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What starts or dies meanwhile is the trial's, and no news."""
+    logger = logging.getLogger("prorl_hpc.sandbox")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 async def _try(directory: Path) -> Trial:

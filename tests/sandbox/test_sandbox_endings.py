@@ -20,13 +20,26 @@ from prorl_hpc.sandbox.local import LocalRuntime
 from prorl_hpc.sandbox.protocol import SandboxSpec
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+class Children:
+    """Processes of this one that were not there when the test began: clusters and engines of other tests may be."""
+
+    def __init__(self) -> None:
+        self._before = set(psutil.Process().children(recursive=True))
+
+    def __call__(self) -> list[psutil.Process]:
+        return [child for child in psutil.Process().children(recursive=True) if child not in self._before]
+
+
+@pytest.fixture
+def children() -> Children:
+    return Children()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("delay_s", [0.0, 0.003, 0.03, 0.15])
-async def test_a_close_leaves_nothing_of_the_starts_under_way(kind: str, delay_s: float, runtime_dir: Path) -> None:
+async def test_a_close_leaves_nothing_of_the_starts_under_way(
+    kind: str, delay_s: float, runtime_dir: Path, children: Children
+) -> None:
     runtime = await prepared(kind, runtime_dir, SandboxConfig(start_limit=3, start_retries=1))
     starts = [asyncio.create_task(runtime.start(SandboxSpec(f"s{number}"))) for number in range(5)]
     await asyncio.sleep(delay_s)
@@ -39,7 +52,7 @@ async def test_a_close_leaves_nothing_of_the_starts_under_way(kind: str, delay_s
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_start_that_is_cancelled_while_its_process_begins(
-    kind: str, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, children: Children
 ) -> None:
     """The process is known, and ended, whenever that is."""
     runtime = await prepared(kind, runtime_dir)
@@ -63,7 +76,9 @@ async def test_a_start_that_is_cancelled_while_its_process_begins(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_trial_that_fails_is_ended(kind: str, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_trial_that_fails_is_ended(
+    kind: str, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, children: Children
+) -> None:
     await (await prepared(kind, runtime_dir)).close()
 
     async def fail(trial: AttachedSandbox) -> None:

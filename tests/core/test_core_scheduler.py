@@ -27,14 +27,6 @@ from prorl_hpc.messages.control import (
 from prorl_hpc.messages.rollout import Budgets, Failure, FailureKind, Stage, Status
 
 
-@pytest.fixture
-def bench() -> Bench:
-    made = Bench()
-    made.worker()
-    made.server()
-    return made
-
-
 def test_a_life_from_end_to_end(bench: Bench) -> None:
     bench.submit("a", group_id="g", sample=3)
     bench.now = 1.0

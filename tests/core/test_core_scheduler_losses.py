@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from scheduler_bench import TRAJECTORY, Bench
 
 from prorl_hpc.core.events import (
@@ -21,15 +20,6 @@ from prorl_hpc.messages.control import (
     StageFinished,
 )
 from prorl_hpc.messages.rollout import Budgets, Failure, FailureKind, RolloutSpec, Stage, Status
-
-
-@pytest.fixture
-def bench() -> Bench:
-    made = Bench()
-    made.worker()
-    made.server()
-    return made
-
 
 # moving
 

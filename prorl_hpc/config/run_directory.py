@@ -1,8 +1,12 @@
 """The one owner of every file name of a run.
 
 Shared between the nodes: the run directory, ``runs/<date>/<name>-<id>/``. Local to a node: the
-runtime directory, ``<runtime_root>/prorl-<uid>-<hash of run id and node>``, for sockets and scratch.
+runtime directory, ``<runtime_root>/prorl-<uid>-<hash of run, node and rank>``, for sockets and scratch.
 Both are 0700; both are named after the run, so clean-up never guesses.
+
+A run is one or more *attempts*: each submission and each requeue of its job begins the next one. An attempt has its
+own ``state/`` and ``logs/`` under ``attempts/<number>/``; all else belongs to the run. ``attempts/latest`` links to the
+newest. The processes of a run know their attempt by PRORL_ATTEMPT; everybody else sees the newest.
 """
 
 from __future__ import annotations
@@ -26,16 +30,34 @@ class RunDirectoryError(ValueError):
     """A directory is missing, someone else's, or makes socket paths too long."""
 
 
+def filled_in(path: str) -> Path:
+    """``path`` with the node's environment variables. Raises RunDirectoryError naming one that is not set."""
+    filled = os.path.expandvars(path)
+    if "$" in filled:
+        raise RunDirectoryError(f"{path}: a variable in it is not set on {node_name()}")
+    return Path(filled)
+
+
 def node_name() -> str:
     """This node's name: Slurm's where there is one (several may share a host), else the host's."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-class RunDirectory:
-    """Paths of one run. Constructing it touches nothing; ``create`` and ``open`` do."""
+RUN_ID, ATTEMPT, RANK = "PRORL_RUN_ID", "PRORL_ATTEMPT", "PRORL_NODE_RANK"
+"""Environment variables of a run's processes: of which run and attempt, on which node of the plan."""
+OWNER_FILE = "owner"
+"""In a runtime directory: ``key=value`` lines that say whose it is (run, path, job, pid), for clean-up."""
 
-    def __init__(self, path: Path | str) -> None:
+
+class RunDirectory:
+    """Paths of one run. Constructing it touches nothing; ``create`` and ``open`` do. ``attempt``: whose ``state`` and
+    ``logs`` these are; None: this process's own, or the newest at each look."""
+
+    def __init__(self, path: Path | str, attempt: int | None = None) -> None:
         self.path = Path(path).absolute()
+        if attempt is None and os.environ.get(RUN_ID) == self.run_id and ATTEMPT in os.environ:
+            attempt = int(os.environ[ATTEMPT])
+        self._attempt = attempt
 
     @classmethod
     def create(cls, config: ProrlConfig) -> RunDirectory:
@@ -49,8 +71,9 @@ class RunDirectory:
                 break
             except FileExistsError:
                 continue
-        for directory in (run.state, run.logs, run.rollouts, run.checkpoints, run.weights, run.keys, run.jobs):
+        for directory in (run.attempts, run.rollouts, run.checkpoints, run.weights, run.keys, run.jobs):
             directory.mkdir(mode=0o700)
+        run.begin_attempt(1)
         save(config, run.config_file)
         return run
 
@@ -65,6 +88,55 @@ class RunDirectory:
 
     def load_config(self) -> ProrlConfig:
         return load(self.config_file)
+
+    # attempts
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that ``state`` and ``logs`` are of."""
+        return self._attempt if self._attempt is not None else self.newest_attempt
+
+    @property
+    def newest_attempt(self) -> int:
+        """The number that ``attempts/latest`` links to; 1 before there is any."""
+        try:
+            return int((self.attempts / "latest").readlink().name)
+        except FileNotFoundError:
+            return 1
+
+    def begin_attempt(self, number: int) -> RunDirectory:
+        """Make the directories of attempt ``number``, if they are not there, and link ``latest`` to it unless there is a
+        newer one. Any number of nodes may do so at once. Returns this run with that attempt."""
+        begun = RunDirectory(self.path, number)
+        for directory in (begun.attempt_dir, begun.state, begun.logs):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        if not (self.attempts / "latest").is_symlink() or self.newest_attempt < number:
+            aside = self.attempts / f".latest-{secrets.token_hex(4)}"
+            aside.symlink_to(str(number))
+            aside.replace(self.attempts / "latest")
+        return begun
+
+    def all_attempts(self) -> list[RunDirectory]:
+        """This run with each of its attempts, oldest first."""
+        numbers = sorted(int(path.name) for path in self.attempts.iterdir() if path.name.isdigit())
+        return [RunDirectory(self.path, number) for number in numbers]
+
+    @property
+    def attempt_dir(self) -> Path:
+        return self.attempts / str(self.attempt)
+
+    @property
+    def ending_file(self) -> Path:
+        """How the attempt ended, written by its launcher."""
+        return self.attempt_dir / "ending.json"
+
+    @property
+    def placement_file(self) -> Path:
+        """Which node of the plan is which host, in this attempt."""
+        return self.attempt_dir / "placement.json"
 
     @property
     def run_id(self) -> str:
@@ -81,12 +153,13 @@ class RunDirectory:
 
     @property
     def state(self) -> Path:
-        """ProcessState of each process, and the markers below."""
-        return self.path / "state"
+        """ProcessState of each process, and the markers below; the attempt's own."""
+        return self.attempt_dir / "state"
 
     @property
     def logs(self) -> Path:
-        return self.path / "logs"
+        """The attempt's own."""
+        return self.attempt_dir / "logs"
 
     @property
     def jobs(self) -> Path:
@@ -146,8 +219,13 @@ class RunDirectory:
 
     @property
     def stop_marker(self) -> Path:
-        """Exists when the run is to stop (its text says why); every node's supervisor looks at it."""
+        """Exists when the attempt is to stop: slurm.endings.StopOrder; every node's supervisor looks at it."""
         return self.state / "STOP"
+
+    @property
+    def drained_marker(self) -> Path:
+        """Written by the coordinator that was told to drain, when no rollout is under way any more."""
+        return self.state / "DRAINED"
 
     @property
     def finished_marker(self) -> Path:
@@ -177,10 +255,15 @@ class RunDirectory:
         return self.logs / f"{name}.log"
 
     # node-local files
-    def runtime_dir(self, runtime_root: str, node: str | None = None) -> Path:
-        """Path of this node's runtime directory; not created here."""
-        digest = hashlib.sha256(f"{self.run_id}\0{self.path}\0{node or node_name()}".encode()).hexdigest()[:10]
-        return Path(runtime_root) / f"prorl-{os.getuid()}-{digest}"
+    def runtime_dir(self, runtime_root: str, node: str | None = None, rank: int | None = None) -> Path:
+        """Path of a node's runtime directory (default: of this process's own node); not created here. ``rank``: the
+        node's place in the plan, for two nodes of the plan may be one host. Raises RunDirectoryError if a variable in
+        ``runtime_root`` is not set here."""
+        if rank is None:
+            rank = int(os.environ.get(RANK, "0")) if os.environ.get(RUN_ID) == self.run_id else 0
+        key = f"{self.run_id}\0{self.path}\0{node or node_name()}\0{rank}"
+        digest = hashlib.sha256(key.encode()).hexdigest()[:10]
+        return filled_in(runtime_root) / f"prorl-{os.getuid()}-{digest}"
 
     @staticmethod
     def check_socket_length(path: Path) -> None:

@@ -19,12 +19,15 @@ class RunSettings:
     root: str = "runs"
     """Where run directories go; on a cluster, storage that all nodes share."""
     runtime_root: str = "/tmp"
-    """Node-local directory for sockets and scratch; short, since socket paths end at 107 bytes."""
+    """Node-local directory for sockets and scratch; short, since socket paths end at 107 bytes. Variables such as
+    $SLURM_TMPDIR are filled in on each node."""
     seed: int = 0
     start_timeout_s: float = 600.0
     """How long any process may take to become ready before the run is given up."""
     restarts: int = 3
-    """How often the coordinator or a worker that died is started again on its node before the run ends."""
+    """How often a coordinator, worker or inference agent that died is started again on its node before the run ends."""
+    drain_s: float = 30.0
+    """How long `stop` and a coming time limit let rollouts end that are under way, while no new one is started."""
     stop_timeout_s: float = 8.0
     """How long processes have to stop by themselves before they are killed."""
     min_free_disk_gib: float = 4.0
@@ -66,6 +69,8 @@ class EngineConfig:
     """How often a dead server is started again before the run ends."""
     extra_args: list[str] = field(default_factory=list)
     """More arguments for ``vllm serve``."""
+    outside: list[str] = field(default_factory=list)
+    """URLs of LLM servers outside the run (http://…/v1, unix:…) that the coordinator registers at the start."""
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -242,15 +247,49 @@ class ComponentConfig:
     """One component of the heterogeneous job. Empty or zero: the site's default."""
 
     nodes: int = 1
+    """0: no nodes, so none of this component's processes (inference: LLM servers are elsewhere)."""
+    same_nodes_as: str = ""
+    """Another component (rollout, inference or trainer) on whose nodes these processes run too; what else is set here
+    but ``container`` and ``setup`` must be left out then."""
     cpus: int = 0
+    """Per node."""
     memory_gib: float = 0.0
+    """Per node."""
     gpus: int = 0
-    """GPUs per node."""
+    """Per node."""
+    gpu_type: str = ""
+    """Such as a100: asks for that type of GPU."""
     partition: str = ""
+    account: str = ""
+    """In place of cluster.account."""
+    qos: str = ""
+    """In place of cluster.qos."""
+    reservation: str = ""
+    """In place of cluster.reservation."""
     constraint: str = ""
+    nodelist: str = ""
+    exclude: str = ""
     exclusive: bool = False
+    cpu_bind: str = "none"
+    """srun's --cpu-bind for this component's node supervisors; their processes inherit it."""
+    container: str = ""
+    """A .sif file or image directory in which this component's processes run; in place of cluster.container.image."""
+    setup: list[str] = field(default_factory=list)
+    """Shell lines on this component's nodes, after cluster.setup."""
     extra: dict[str, str] = field(default_factory=dict)
     """More sbatch options of this component, by long name: {"gres": "gpu:a100:4"}."""
+
+
+@dataclass
+class ContainerConfig:
+    """A container for our own processes (LLM servers, trainer, agents), not for sandboxes."""
+
+    image: str = ""
+    """A .sif file or image directory that has prorl_hpc and its packages; empty: the processes run on the node itself."""
+    python: str = "python3"
+    """The Python in the image that has prorl_hpc."""
+    args: list[str] = field(default_factory=list)
+    """More arguments of `apptainer exec`, such as [--bind, /scratch]."""
 
 
 @dataclass
@@ -263,13 +302,34 @@ class ClusterConfig:
     qos: str = ""
     reservation: str = ""
     time_minutes: int = 60
+    signal_lead_s: float = 120.0
+    """Seconds before the allocation's end at which a run begins to leave off: rollouts under way end or are journalled,
+    the trainer saves a checkpoint."""
+    requeue: bool = True
+    """Go on in the same job after a time limit, a preemption or a lost node, as the next attempt."""
+    requeue_without_progress: int = 3
+    """So many attempts in a row that finished no rollout end the run as failed."""
+    no_kill: bool = True
+    """Keep the job when a node is lost and enough others remain."""
+    mail_user: str = ""
+    mail_type: list[str] = field(default_factory=list)
+    """Such as [END, FAIL, TIME_LIMIT]."""
+    licenses: str = ""
+    gpu_option: str = "gpus-per-node"
+    """gpus-per-node or gres: by which sbatch option GPUs are asked for."""
+    modules: list[str] = field(default_factory=list)
+    """Environment modules that are loaded before our processes, as for `module load`."""
     setup: list[str] = field(default_factory=list)
-    """Shell lines before our processes: module loads, proxies."""
+    """Shell lines before our processes, after the modules: on the first node before the launcher, and on every node."""
+    container: ContainerConfig = field(default_factory=ContainerConfig)
     extra: dict[str, str] = field(default_factory=dict)
     """More sbatch options for all components."""
+    sbatch_lines: list[str] = field(default_factory=list)
+    """Lines put into the script's head as they are, such as "#BB_LUA SBF"."""
     srun_args: list[str] = field(default_factory=list)
     interface: str = ""
-    """Network interface whose address is published; empty: the address of the node's host name."""
+    """Network interface (ib0) or subnet (10.1.0.0/16) whose address is published; empty: the address of the node's
+    host name."""
     rollout: ComponentConfig = field(default_factory=ComponentConfig)
     inference: ComponentConfig = field(default_factory=ComponentConfig)
     trainer: ComponentConfig = field(default_factory=ComponentConfig)

@@ -21,6 +21,7 @@ VERBS = {
     "doctor": "what this machine has and lacks",
     "simulate": "the rollout service under a virtual clock: any size, any times, policies side by side",
     "bench": "measure the service on this machine against its goals",
+    "dev": "a real Slurm cluster on this machine, to try settings and to test with",
 }
 
 

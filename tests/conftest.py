@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "cluster"))
-from private_slurm import PrivateSlurm, make_cluster, missing
+from prorl_hpc.slurm.private.base import PrivateSlurm, missing
+from prorl_hpc.slurm.private.opening import open_cluster
 
 
 def _cluster(kind: str, factory: pytest.TempPathFactory) -> Iterator[PrivateSlurm]:
@@ -19,7 +19,7 @@ def _cluster(kind: str, factory: pytest.TempPathFactory) -> Iterator[PrivateSlur
     # Everything under the session's temporary directory is shared between the nodes, as is the environment.
     shared = [factory.getbasetemp(), Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent.parent]
     directory = factory.mktemp(f"slurm-{kind}")
-    command = [sys.executable, str(Path(__file__).parent / "cluster" / "private_slurm.py"), "start", str(directory)]
+    command = [sys.executable, "-m", "prorl_hpc", "dev", "cluster", "start", str(directory)]
     command += ["--kind", kind, "--until-eof", *(word for path in shared for word in ("--share", str(path)))]
     # It stops when its standard input closes, however this session ends.
     leash = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -27,7 +27,7 @@ def _cluster(kind: str, factory: pytest.TempPathFactory) -> Iterator[PrivateSlur
     try:
         said = leash.stdout.readline()
         assert said.startswith("up in"), f"the private Slurm cluster did not start: see {directory}/log"
-        yield make_cluster(kind, directory, shared)
+        yield open_cluster(directory)
     finally:
         leash.stdin.close()
         leash.wait(60)

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 LAST_LINES = 20
+HEAD_START_S = 1.0
+"""Of a tier of processes that are to stop before the next."""
 
 
 def become_subreaper() -> None:
@@ -72,6 +74,11 @@ class Child:
     def last_lines(self) -> list[str]:
         """The end of its log."""
         return tail(self.log, LAST_LINES)
+
+    def send(self, number: int) -> None:
+        """Signal it, if it runs."""
+        if self.running:
+            self.process.send_signal(number)
 
     def kill_group(self) -> None:
         """SIGKILL its whole process group; the group can outlive its leader."""
@@ -125,15 +132,14 @@ def reap(children: list[Child]) -> None:
 
 
 def stop_in_order(tiers: list[list[Child]], timeout_s: float) -> None:
-    """SIGTERM tier after tier; each may take a share of ``timeout_s`` before the next is told, and all of it
-    together; then the groups of all are killed."""
+    """SIGTERM tier after tier, the next one when the one before has ended or its head start is over. All of them have
+    ``timeout_s`` together; then their groups are killed."""
     everyone = [child for tier in tiers for child in tier]
     deadline = time.monotonic() + timeout_s
     for tier in tiers:
         for child in tier:
-            if child.running:
-                child.process.send_signal(signal.SIGTERM)
-        _wait_ended(tier, everyone, min(deadline, time.monotonic() + timeout_s / len(tiers)))
+            child.send(signal.SIGTERM)
+        _wait_ended(tier, everyone, min(deadline, time.monotonic() + min(HEAD_START_S, timeout_s / len(tiers))))
     _wait_ended(everyone, everyone, deadline)
     for child in everyone:
         if child.running:

@@ -29,11 +29,13 @@ class Ending(enum.StrEnum):
 
 class StopOrder(msgspec.Struct, frozen=True):
     """``ending``: STOPPED or SUSPENDED. ``reason``: for people. ``drain_s``: for so long rollouts that are under way
-    may end, while none is started; the trainer saves its checkpoint at once."""
+    may end, while none is started; the trainer saves its checkpoint at once. ``limit_s``: seconds from the order until
+    what still runs is killed, if that is more than run.stop_timeout_s after the drain."""
 
     ending: Ending
     reason: str
     drain_s: float = 0.0
+    limit_s: float = 0.0
     time: float = 0.0
 
 

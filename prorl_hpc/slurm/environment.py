@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from prorl_hpc.config.run_directory import ATTEMPT, RANK, RUN_ID, RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.slurm.plan import NodePlan
@@ -19,12 +19,10 @@ _FOREIGN = re.compile(r"^(SLURM|SBATCH|SRUN|PMI|PMIX|OMPI|MPI_LOCAL|SUBMITIT)")
 _KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURMD_NODENAME")
 
 
-def child_environment(environ: Mapping[str, str], run_id: str) -> dict[str, str]:
-    """The environment of our processes, from the supervisor's. PRORL_JOB_TOKEN is another at each call: by it a
-    process that is started again knows that it is still the same job."""
+def child_environment(environ: Mapping[str, str], run: RunDirectory, rank: int) -> dict[str, str]:
+    """The environment of our processes on node ``rank`` of the plan, from the supervisor's."""
     kept = {k: v for k, v in environ.items() if k in _KEPT or not _FOREIGN.match(k)}
-    token = secrets.token_hex(16)
-    return {**kept, "PRORL_RUN_ID": run_id, "PRORL_JOB_TOKEN": token, "PYTHONUNBUFFERED": "1"}
+    return {**kept, RUN_ID: run.run_id, ATTEMPT: str(run.attempt), RANK: str(rank), "PYTHONUNBUFFERED": "1"}
 
 
 def submission_unset(environ: Mapping[str, str]) -> list[str]:

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.slurm.environment import submission_unset
 from prorl_hpc.slurm.job import Job
-from prorl_hpc.slurm.node import supervise
+from prorl_hpc.slurm.launcher import launch_attempt
 from prorl_hpc.slurm.plan import Plan
-from prorl_hpc.slurm.script import Component, components, render
+from prorl_hpc.slurm.script import components, render
 from prorl_hpc.slurm.states import JobPhase, job_states
 
 _A_YEAR_MIN = 525_600
@@ -74,13 +75,14 @@ class HetSlurmJob(SlurmJob):  # type: ignore[misc]
 
 
 class HetSlurmExecutor(SlurmExecutor):  # type: ignore[misc]
-    """One job for all components; their tasks form one joint step, so submitit's file names hold for global ranks."""
+    """One job for all components. What submitit runs, once, is the launcher on the job's first node."""
 
     job_class = HetSlurmJob
 
-    def __init__(self, folder: Path, job_name: str, parts: list[Component], srun_args: list[str]) -> None:
+    def __init__(self, folder: Path, script: Callable[[str], str]) -> None:
+        """``script``: the text for the command that it is to run."""
         super().__init__(folder)
-        self._job_name, self._parts, self._srun_args = job_name, parts, srun_args
+        self._script = script
 
     @classmethod
     def name(cls) -> str:
@@ -93,10 +95,14 @@ class HetSlurmExecutor(SlurmExecutor):  # type: ignore[misc]
         )
 
     def _num_tasks(self) -> int:
-        return sum(part.nodes for part in self._parts)
+        return 1
+
+    @property
+    def _submitit_command_str(self) -> str:
+        return launcher_command(self.folder)
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return render(self._job_name, self.folder, self._parts, self._srun_args, command)
+        return self._script(command)
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         unset = [word for name in submission_unset(os.environ) for word in ("-u", name)]
@@ -107,10 +113,15 @@ def job_name(run: RunDirectory) -> str:
     return f"prorl-{run.run_id}"
 
 
+def launcher_command(folder: Path) -> str:
+    """What the job runs: submitit with the pickled launcher. The Python of the login node, which all nodes share."""
+    return f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+
+
 def sbatch_text(run: RunDirectory, config: ProrlConfig, plan: Plan) -> str:
     """The script that ``submit`` would hand to sbatch."""
-    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(run.jobs))}"
-    return render(job_name(run), run.jobs, components(config.cluster, plan), config.cluster.srun_args, command)
+    parts = components(config.cluster, plan)
+    return render(job_name(run), run.jobs, parts, config.cluster, launcher_command(run.jobs))
 
 
 def sbatch_opinion(text: str) -> str:
@@ -123,29 +134,23 @@ def sbatch_opinion(text: str) -> str:
 
 
 def submit(run: RunDirectory, config: ProrlConfig, plan: Plan) -> Job:
-    """Write the plan and start its supervisors, one per node. Raises ConfigError if Slurm refuses."""
+    """Write the plan and start the launcher of the next attempt. Raises ConfigError if Slurm refuses."""
+    attempt = run.newest_attempt + 1 if Job.open(run) is not None else 1
     write_json(run.plan_file, plan)
-    forget_last_attempt(run)
+    run.begin_attempt(attempt)
     if config.cluster.kind == "local":
-        job = DetachedLocalExecutor(run.jobs).submit(supervise, str(run.path))
-        return Job.submitted(run, "local", job.job_id)
+        job = DetachedLocalExecutor(run.jobs).submit(launch_attempt, str(run.path), attempt)
+        return Job.submitted(run, "local", job.job_id, attempt)
     parts = components(config.cluster, plan)
+
+    def script(command: str) -> str:
+        return render(job_name(run), run.jobs, parts, config.cluster, command)
+
     try:
-        executor = HetSlurmExecutor(run.jobs, job_name(run), parts, config.cluster.srun_args)
-        job = executor.submit(supervise, str(run.path))
+        job = HetSlurmExecutor(run.jobs, script).submit(launch_attempt, str(run.path), attempt)
     except (FailedJobError, FailedSubmissionError, RuntimeError) as error:
         raise ConfigError(f"Slurm refused the job: {_sbatch_words(str(error))}") from error
-    return Job.submitted(run, "slurm", job.job_id)
-
-
-def forget_last_attempt(run: RunDirectory) -> None:
-    """Remove states and marks of an earlier attempt; what training needs (checkpoints, metrics, rollouts) stays."""
-    for directory in (run.state, run.weights):
-        for path in directory.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+    return Job.submitted(run, "slurm", job.job_id, attempt)
 
 
 def _sbatch_words(text: str) -> str:

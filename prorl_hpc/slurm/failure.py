@@ -27,7 +27,12 @@ class RunFailure(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         lines = "".join(f"\n  | {line}" for line in self.last_lines)
         log = f"\nwhole log: {self.log}" if self.log else ""
-        return f"{self.name} on {self.node} {self.what}{lines}{log}"
+        return f"{self.headline}{lines}{log}"
+
+    @property
+    def headline(self) -> str:
+        """It on one line."""
+        return f"{self.name} on {self.node} {self.what}" if self.node else f"{self.name} {self.what}"
 
 
 def record_failure(run: RunDirectory, failure: RunFailure) -> bool:

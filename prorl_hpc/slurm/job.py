@@ -22,13 +22,14 @@ STATES_EVERY_S = 2.0
 
 class JobRecord(msgspec.Struct, frozen=True):
     """``job_id`` is Slurm's (the leader's of a heterogeneous job), or a process id on ``host``, which
-    ``started_ticks`` tells from a later process with the same number."""
+    ``started_ticks`` tells from a later process with the same number. ``attempt``: the first one that it carries."""
 
     kind: str
     job_id: str
     host: str
     started_ticks: int
     submitted: float
+    attempt: int = 1
 
 
 class Job:
@@ -41,10 +42,10 @@ class Job:
         self._unknown = UnknownLimit(record.job_id)
 
     @classmethod
-    def submitted(cls, run: RunDirectory, kind: str, job_id: str) -> Job:
+    def submitted(cls, run: RunDirectory, kind: str, job_id: str, attempt: int = 1) -> Job:
         """Write down a job that was just submitted."""
         ticks = _start_ticks(int(job_id)) if kind == "local" else 0
-        record = JobRecord(kind, job_id, socket.gethostname(), ticks or 0, time.time())
+        record = JobRecord(kind, job_id, socket.gethostname(), ticks or 0, time.time(), attempt)
         write_json(_job_file(run), record)
         return cls(record)
 

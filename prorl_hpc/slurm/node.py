@@ -1,27 +1,24 @@
 """The supervisor of one node: starts the node's processes, watches them, and leaves nothing behind.
 
-It is the callable that submitit runs, once per node. A coordinator or worker that dies is started again, up to
-``run.restarts`` times; any other unexpected death ends the run on all nodes, through the marks in the run directory's
-``state/``; so does the trainer's mark that training is finished.
+``python -m prorl_hpc.slurm.node RUN_DIR ATTEMPT RANK`` is what the launcher starts on every node of a Slurm job; on one
+machine the launcher runs it itself. A coordinator, worker or inference agent that dies is started again, up to
+``run.restarts`` times; any other unexpected death ends the attempt on all nodes, through the marks in its ``state/``;
+so does the trainer's mark that training is finished.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
 import os
-import select
 import signal
-import threading
+import sys
 import time
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
-from prorl_hpc.config.run_directory import RunDirectory, node_name
+from prorl_hpc.config.run_directory import ATTEMPT, OWNER_FILE, RANK, RUN_ID, RunDirectory, node_name
 from prorl_hpc.config.schema import ProrlConfig
-from prorl_hpc.messages.codec import read_json
+from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.errors import ProrlError, RunError
 from prorl_hpc.messages.status import Phase, ProcessState
 from prorl_hpc.slurm import cleanup
@@ -34,10 +31,21 @@ from prorl_hpc.slurm.children import (
     start_child,
     stop_in_order,
 )
+from prorl_hpc.slurm.endings import (
+    Ending,
+    NodeEnd,
+    ProcessEnd,
+    StopOrder,
+    node_end_file,
+    order_stop,
+    read_stop,
+)
 from prorl_hpc.slurm.environment import after_setup, child_environment, split_gpus, visible_gpus
 from prorl_hpc.slurm.failure import RunFailure, read_failure, record_failure
 from prorl_hpc.slurm.plan import Plan, ProcessPlan
 from prorl_hpc.slurm.restarts import Restarts
+from prorl_hpc.slurm.script import setup_lines
+from prorl_hpc.slurm.signals import SignalPipe
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -46,92 +54,87 @@ GRACE_S = 0.5
 supervisors and processes alike, in any order."""
 CLEAN_EXIT_GRACE_S = 5.0
 """The same for exit code 0: on another node, the mark that explains it may still be on its way."""
-_STOP_ORDER = ("trainer", "inference", "worker", "coordinator")
+_STOP_ORDER = (("coordinator", "trainer"), ("inference", "worker"))
+"""The coordinator first: what agents lose while they stop is not to be taken for a failure of rollouts."""
+_ENDING_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
-class Ending(enum.Enum):
-    """Why a node stops."""
-
-    FINISHED = "training is finished"
-    STOPPED = "the run was told to stop"
-    FAILED = "a process failed"
-
-
-def supervise(run_dir: str) -> None:
-    """What submitit runs on every node; raises RunError if the run failed."""
-    run = RunDirectory.open(Path(run_dir))
+def main(argv: list[str]) -> int:
+    """Exit code 0 when the node came to its end in order, however the attempt went: the marks tell that."""
+    run_dir, attempt, rank = argv
+    run = RunDirectory.open(Path(run_dir)).begin_attempt(int(attempt))
+    os.environ |= {RUN_ID: run.run_id, ATTEMPT: attempt, RANK: rank}
+    handler = logging.FileHandler(run.logs / f"node-{rank}.log")
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)-7s %(message)s", handlers=[handler], force=True)
     plan = read_json(run.plan_file, Plan)
     if plan is None:
         raise RunError(f"{run.plan_file} is missing: this run directory was not made by launch")
-    NodeSupervisor(run, run.load_config(), plan, global_rank(os.environ)).run()
-
-
-def global_rank(environ: Mapping[str, str]) -> int:
-    """This node's place in the plan; one task per node, ranks global over the components."""
-    return int(environ["SLURM_PROCID"]) if environ.get("SUBMITIT_EXECUTOR") == "slurm" else 0
+    NodeSupervisor(run, run.load_config(), plan, int(rank)).run()
+    return 0
 
 
 class NodeSupervisor:
-    """Runs ``plan.nodes[rank]`` to its end."""
+    """Runs ``plan.nodes[rank]`` to its end. ``on_ready`` is called once, when all of its processes are ready."""
 
-    def __init__(self, run: RunDirectory, config: ProrlConfig, plan: Plan, rank: int) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: ProrlConfig,
+        plan: Plan,
+        rank: int,
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
         self._run, self._config, self._plan, self._rank = run, config, plan, rank
         self._node = node_name()
+        self._here = config.cluster.kind == "local"
         self._children: list[Child] = []
         self._environments: dict[str, dict[str, str]] = {}
         self._restarts = Restarts(run, self._node, rank, config.run.restarts)
-        self._signalled = ""
-        self._loader: threading.Thread | None = None
-        self._log_file = run.logs / f"node-{rank}.log"
+        self._signals = SignalPipe((*_ENDING_SIGNALS, signal.SIGUSR2, signal.SIGCHLD))
+        self._order: StopOrder | None = None
+        self._on_ready = on_ready
 
-    def run(self) -> None:
-        """Blocks until the run is over on this node. Raises RunError on failure, here or elsewhere."""
-        self._log_to_file()
-        self._catch_signals()
-        if self._config.cluster.kind == "local":
+    def run(self) -> tuple[Ending, str]:
+        """Blocks until the attempt is over on this node; returns how it ended, and why."""
+        if self._here:
             die_with_parent(signal.SIGTERM)
         become_subreaper()
+        (self._run.state / f"node-{self._rank}.up").touch()
         try:
-            ending = self._start_and_watch()
+            ending, reason = self._start_and_watch()
         except (ProrlError, OSError, ValueError) as error:
-            ending = self._failed(RunFailure(f"node-{self._rank}", self._node, f"could not go on: {error}"))
-        log.info("stopping: %s", ending.value)
+            ending, reason = self._failed(RunFailure(f"node-{self._rank}", self._node, f"could not go on: {error}"))
+        log.info("stopping: %s (%s)", ending, reason)
         self._leave(ending)
-
-    def _log_to_file(self) -> None:
-        handler = logging.FileHandler(self._log_file)
-        logging.basicConfig(
-            level="INFO", format="%(asctime)s %(levelname)-7s %(message)s", handlers=[handler], force=True
-        )
-
-    def _catch_signals(self) -> None:
-        """SIGTERM (scancel, preemption, time limit), SIGINT and submitit's SIGUSR2 all mean: stop in order."""
-
-        def told_to_stop(number: int, frame: FrameType | None) -> None:
-            self._signalled = self._signalled or signal.Signals(number).name
-
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP):
-            signal.signal(number, told_to_stop)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only to be woken
-        self._wake, write_end = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(write_end, False)
-        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        return ending, reason
 
     # --- start and watch ---
 
-    def _start_and_watch(self) -> Ending:
+    def _start_and_watch(self) -> tuple[Ending, str]:
         node_plan = self._plan.nodes[self._rank]
         runtime = self._run.make_runtime_dir(self._config.run.runtime_root)
         cleanup.empty(runtime)
+        self._own(runtime)
         gpus = split_gpus(node_plan, self._config, visible_gpus(os.environ))
-        base = child_environment(os.environ, self._run.run_id)
-        base = after_setup(self._config.cluster.setup, base, self._log_file)
+        base = child_environment(os.environ, self._run, self._rank)
+        if self._here:  # in a job, the step has done so before this process began
+            lines = setup_lines(self._config.cluster.modules, self._config.cluster.setup)
+            base = after_setup(lines, base, self._run.logs / "setup.log")
         for process in node_plan.processes:
             environ = {**base, "CUDA_VISIBLE_DEVICES": ",".join(gpus.get(process.role, []))} if gpus else base
             self._environments[process.name] = environ
             self._children.append(self._start(process))
         return self._watch()
+
+    def _own(self, runtime: Path) -> None:
+        """Say in the runtime directory whose it is."""
+        owner = {
+            "run": self._run.run_id,
+            "path": self._run.path,
+            "job": os.environ.get("SLURM_JOB_ID", ""),
+            "pid": os.getpid(),
+        }
+        (runtime / OWNER_FILE).write_text("".join(f"{key}={value}\n" for key, value in owner.items()))
 
     def _start(self, process: ProcessPlan) -> Child:
         log_file = self._run.process_log(process.name)
@@ -139,53 +142,40 @@ class NodeSupervisor:
         log.info("started %s as process %d", child.name, child.process.pid)
         return child
 
-    def _watch(self) -> Ending:
+    def _watch(self) -> tuple[Ending, str]:
         while True:
             reap(self._children)
             if ending := self._seen_ending():
                 return ending
-            all_ready = self._all_ready()
+            self._look_who_is_ready()
             dead = self._unexpected_death()
             if dead and not self._restarts.take(dead):
                 return self._failed(self._death(dead))
             self._start_again()
             if late := self._late():
                 return self._failed(self._not_ready(late))
-            if all_ready:
-                self._load_report_writer()
-            select.select([self._wake], [], [], POLL_S)
-            self._drain_wakeups()
+            self._signals.wait(POLL_S)
 
     def _start_again(self) -> None:
         for dead in self._restarts.due():
             self._children[self._children.index(dead)] = self._start(dead.plan)
 
-    def _load_report_writer(self) -> None:
-        """Drawing needs seconds of imports: have them behind us before somebody waits for the end."""
-        if self._rank == 0 and self._loader is None:
-            self._loader = threading.Thread(target=import_module, args=("prorl_hpc.observe.report",), daemon=True)
-            self._loader.start()
-
-    def _drain_wakeups(self) -> None:
-        try:
-            while os.read(self._wake, 512):
-                pass
-        except BlockingIOError:
-            return
-
-    def _seen_ending(self) -> Ending | None:
+    def _seen_ending(self) -> tuple[Ending, str] | None:
         marks = self._marks()
         if self._run.failure_file.name in marks:
-            return Ending.FAILED
+            return Ending.FAILED, self._failure_line()
         if self._run.finished_marker.name in marks:
-            return Ending.FINISHED
+            return Ending.FINISHED, "training is finished"
         if self._run.stop_marker.name in marks:
-            return Ending.STOPPED
-        if self._signalled:
-            # the other nodes may not have been signalled
-            self._run.stop_marker.write_text(f"{self._signalled} on {self._node}")
-            return Ending.STOPPED
-        return None
+            self._order = read_stop(self._run)
+        elif came := _ENDING_SIGNALS & {*self._signals.take()}:
+            self._order = order_stop(self._run, self._order_of(came.pop()))
+        return (self._order.ending, self._order.reason) if self._order is not None else None
+
+    def _order_of(self, number: signal.Signals) -> StopOrder:
+        """On one machine a signal is somebody's wish; in a job it may be a preemption, and the job go on later."""
+        ending = Ending.STOPPED if self._here else Ending.SUSPENDED
+        return StopOrder(ending, f"{number.name} on {self._node}")
 
     def _marks(self) -> set[str]:
         """File names in state/: a listing is fresh on NFS, where exists() may answer from a cache."""
@@ -200,7 +190,7 @@ class NodeSupervisor:
                 return child
         return None
 
-    def _all_ready(self) -> bool:
+    def _look_who_is_ready(self) -> None:
         for child in self._children:
             if not child.ready:
                 state = read_json(self._run.process_state(child.name), ProcessState)
@@ -208,7 +198,9 @@ class NodeSupervisor:
                 child.ready = fresh and state is not None and state.phase is Phase.READY
                 if child.ready:
                     log.info("%s is ready", child.name)
-        return all(child.ready for child in self._children)
+        if self._on_ready is not None and all(child.ready for child in self._children):
+            self._on_ready()
+            self._on_ready = None
 
     def _late(self) -> list[Child]:
         """Those that should have been ready by now."""
@@ -217,10 +209,14 @@ class NodeSupervisor:
 
     # --- failure ---
 
-    def _failed(self, failure: RunFailure) -> Ending:
+    def _failed(self, failure: RunFailure) -> tuple[Ending, str]:
         if record_failure(self._run, failure):
             log.error("%s", failure)
-        return Ending.FAILED
+        return Ending.FAILED, self._failure_line()
+
+    def _failure_line(self) -> str:
+        failure = read_failure(self._run)
+        return failure.headline if failure is not None else "a process failed"
 
     def _death(self, child: Child) -> RunFailure:
         what = child.death + self._restarts.used_up(child)
@@ -244,43 +240,46 @@ class NodeSupervisor:
     # --- the end ---
 
     def _leave(self, ending: Ending) -> None:
+        began = time.monotonic()
         if ending is Ending.FINISHED:
             self._let_trainers_exit()
-        tiers = [[c for c in self._children if c.plan.role == role] for role in _STOP_ORDER]
-        stop_in_order([tier for tier in tiers if tier], self._config.run.stop_timeout_s)
+        elif self._order is not None and self._order.drain_s > 0:
+            self._drain(self._order.drain_s)
+        limit_s = self._config.run.stop_timeout_s
+        if self._order is not None:
+            limit_s = max(limit_s, self._order.limit_s - (time.monotonic() - began))
+        tiers = [[c for c in self._children if c.plan.role in roles] for roles in _STOP_ORDER]
+        stop_in_order([tier for tier in tiers if tier], limit_s)
         left = end_descendants(self._children)
         left += cleanup.remove_node_files(self._run, self._config.run.runtime_root)
         if left:
             log.error("could not be ended or removed: %s", "; ".join(left))
-        (self._run.state / f"node-{self._rank}.ended").touch()
-        if ending is Ending.FAILED or self._rank == 0:
-            self._wait_for_other_nodes()
-        if self._rank == 0:
-            self._write_report()
-        if ending is Ending.FAILED:
-            raise RunError(str(read_failure(self._run) or "the run failed"))
-        if left:
-            raise RunError(f"node {self._node} still has: {'; '.join(left)}")
+        ends = [ProcessEnd(c.name, self._node, c.process.returncode, c.ending) for c in self._children]
+        write_json(node_end_file(self._run, self._rank), NodeEnd(self._rank, self._node, ends, left))
 
     def _let_trainers_exit(self) -> None:
         """The trainer that wrote the mark is about to exit by itself."""
-        deadline = time.monotonic() + self._config.run.stop_timeout_s
-        trainers = [child for child in self._children if child.plan.role == "trainer"]
-        while any(child.running for child in trainers) and time.monotonic() < deadline:
+        self._wait_while(lambda: any(c.running for c in self._of("trainer")), self._config.run.stop_timeout_s)
+
+    def _drain(self, seconds: float) -> None:
+        """The trainer saves and goes; no rollout is started, and those under way may end. A signal cuts it short."""
+        for role, number in (("trainer", signal.SIGTERM), ("coordinator", signal.SIGUSR1)):
+            for child in self._of(role):
+                child.send(number)
+        drained = self._run.drained_marker.name
+        self._wait_while(
+            lambda: drained not in self._marks() and not _ENDING_SIGNALS & {*self._signals.take()}, seconds
+        )
+
+    def _of(self, role: str) -> list[Child]:
+        return [child for child in self._children if child.plan.role == role]
+
+    def _wait_while(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while condition() and time.monotonic() < deadline:
+            self._signals.wait(POLL_S)
             reap(self._children)
-            time.sleep(0.05)
 
-    def _wait_for_other_nodes(self) -> None:
-        """A task that fails makes srun kill the others at once, so let them stop in order first."""
-        deadline = time.monotonic() + self._config.run.stop_timeout_s + 5.0
-        wanted = {f"node-{rank}.ended" for rank in range(len(self._plan.nodes))}
-        while not wanted <= self._marks() and time.monotonic() < deadline:
-            time.sleep(POLL_S)
 
-    def _write_report(self) -> None:
-        from prorl_hpc.observe.report import write_report
-
-        try:
-            write_report(self._run)
-        except Exception:  # the run's own ending must not be hidden by a report that cannot be drawn
-            log.exception("the report could not be written")
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,14 +1,19 @@
 """Which process runs where: made once from the config, before anything is allocated, and stored as plan.json.
 
 The embedded default is one component ``all`` with one node that hosts every process; on Slurm the
-components are those of the heterogeneous job, in order: rollout, inference, trainer.
+components are those of the heterogeneous job, in order: rollout, inference, trainer. The job's own nodes are found in
+``placement.json`` of the attempt.
 """
 
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from prorl_hpc.config.schema import ComponentConfig, ProrlConfig
+
+COMPONENTS = ("rollout", "inference", "trainer")
+"""In this order they are components of the job."""
 
 
 class ProcessPlan(msgspec.Struct, frozen=True):
@@ -46,40 +51,64 @@ class Plan(msgspec.Struct, frozen=True):
     def processes(self) -> list[ProcessPlan]:
         return [process for node in self.nodes for process in node.processes]
 
+    def component_of(self, rank: int) -> tuple[int, ComponentPlan]:
+        """The component of a node, and its place among the components."""
+        for place, component in enumerate(self.components):
+            if rank < len(component.nodes):
+                return place, component
+            rank -= len(component.nodes)
+        raise IndexError(f"the plan has no node {rank}")
+
     @property
     def single_node(self) -> bool:
         return len(self.nodes) == 1
 
 
 def make_plan(config: ProrlConfig) -> Plan:
-    """The plan of ``config``; sizes of components count only on Slurm."""
-    local = config.cluster.kind == "local"
+    """The plan of ``config``; on one machine, sizes of components do not count. A component with ``same_nodes_as`` is part
+    of the one that it names; one without nodes is left out."""
+    if config.cluster.kind == "local":
+        parts = [_processes(config, name, 1) for name in COMPONENTS if _component(config, name).nodes]
+        return Plan([ComponentPlan("all", [_together(parts, 0)])])
+    planned = []
+    for host in COMPONENTS:
+        nodes = _component(config, host).nodes
+        guests = [name for name in COMPONENTS if host_of(config, name) == host]
+        if _component(config, host).same_nodes_as or not nodes:
+            continue
+        parts = [_processes(config, name, nodes) for name in guests]
+        planned.append(ComponentPlan(host, [_together(parts, i) for i in range(nodes)]))
+    return Plan([component for component in planned if any(node.processes for node in component.nodes)])
 
-    def count(component: ComponentConfig) -> int:
-        return 1 if local else component.nodes
 
-    coordinator = ProcessPlan("coordinator", "coordinator", "rollout")
-    workers = _nodes_of("worker", "worker", count(config.cluster.rollout), config.rollout.workers_per_node)
-    rollout = [NodePlan([coordinator] * (i == 0) + node.processes) for i, node in enumerate(workers)]
-    inference = _nodes_of("inference", "inference", count(config.cluster.inference), config.engine.servers_per_node)
-    trainer: list[NodePlan] = []
-    if config.trainer.enabled:
-        ranks = config.trainer.ranks_per_node
-        world = ranks * count(config.cluster.trainer)
-        trainer = [
-            NodePlan(
-                [
-                    ProcessPlan(f"trainer-{r}", "trainer", "trainer", index=r, rank=r, world=world)
-                    for r in range(i * ranks, (i + 1) * ranks)
-                ]
-            )
-            for i in range(count(config.cluster.trainer))
-        ]
-    if local:
-        everything = [p for node in (*rollout, *inference, *trainer) for p in node.processes]
-        return Plan([ComponentPlan("all", [NodePlan(everything)])])
-    named = [("rollout", rollout), ("inference", inference), ("trainer", trainer)]
-    return Plan([ComponentPlan(name, nodes) for name, nodes in named if nodes])
+def host_of(config: ProrlConfig, name: str) -> str:
+    """The component on whose nodes component ``name`` runs: its own name, or the one that ``same_nodes_as`` leads to."""
+    for _ in COMPONENTS:
+        name = _component(config, name).same_nodes_as or name
+    return name
+
+
+def _component(config: ProrlConfig, name: str) -> ComponentConfig:
+    component: ComponentConfig = getattr(config.cluster, name)
+    return component
+
+
+def _together(parts: list[list[NodePlan]], i: int) -> NodePlan:
+    return NodePlan([process for part in parts for process in part[i].processes])
+
+
+def _processes(config: ProrlConfig, name: str, nodes: int) -> list[NodePlan]:
+    """The processes of component ``name`` on each of ``nodes`` nodes."""
+    if name == "rollout":
+        coordinator = ProcessPlan("coordinator", "coordinator", "rollout")
+        workers = _nodes_of("worker", "worker", nodes, config.rollout.workers_per_node)
+        return [NodePlan([coordinator] * (i == 0) + node.processes) for i, node in enumerate(workers)]
+    if name == "inference":
+        return _nodes_of("inference", "inference", nodes, config.engine.servers_per_node)
+    ranks = config.trainer.ranks_per_node if config.trainer.enabled else 0
+    plain = _nodes_of("trainer", "trainer", nodes, ranks)
+    numbered = [[replace(p, rank=p.index, world=ranks * nodes) for p in node.processes] for node in plain]
+    return [NodePlan(processes) for processes in numbered]
 
 
 def _nodes_of(role: str, module: str, nodes: int, per_node: int) -> list[NodePlan]:

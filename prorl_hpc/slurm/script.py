@@ -1,8 +1,7 @@
-"""The sbatch script of a run: one component a plain job, several one heterogeneous job with one joint step.
+"""The sbatch script of a run: one component a plain job, several one heterogeneous job.
 
 Pure text: rendering it needs no Slurm, so ``launch --dry-run`` shows it anywhere and golden files hold it.
-Every component runs one task per node, our supervisor; ``srun`` gives the tasks ranks that are global over
-the components, in their order.
+It runs the launcher on the first node of the first component; the launcher starts a step per node (slurm.steps).
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ OWNED_OPTIONS = {
     "ntasks-per-node": "one task per node",
     "array": "one job per run",
     "wrap": "one job per run",
-    "requeue": "`prorl-hpc resume`",
-    "no-requeue": "`prorl-hpc resume`",
+    "requeue": "cluster.requeue",
+    "no-requeue": "cluster.requeue",
+    "no-kill": "cluster.no_kill",
+    "signal": "cluster.signal_lead_s",
 }
 """sbatch options that the plan decides, and what to set instead."""
 
@@ -36,9 +37,9 @@ container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-pe
 delay-boot dependency distribution exclude exclusive export export-file extra extra-node-info get-user-env
 gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint ignore-pbs
 input kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu
-mincpus network nice no-kill nodefile nodelist ntasks-per-core ntasks-per-gpu ntasks-per-socket
+mincpus network nice nodefile nodelist ntasks-per-core ntasks-per-gpu ntasks-per-socket
 oom-kill-step overcommit oversubscribe partition power prefer priority profile propagate qos reboot
-reservation resv-ports segment signal sockets-per-node spread-job stepmgr switches thread-spec
+reservation resv-ports segment sockets-per-node spread-job stepmgr switches thread-spec
 threads-per-core time time-min tmp tres-bind tres-per-task uid use-min-nodes wait wait-all-nodes
 wckey"""
 SBATCH_OPTIONS = frozenset(_SBATCH_NAMES.split())
@@ -82,53 +83,75 @@ def components(cluster: ClusterConfig, plan: Plan) -> list[Component]:
 def _options(cluster: ClusterConfig, component: ComponentConfig, nodes: int) -> dict[str, str]:
     options = {"nodes": str(nodes), "ntasks-per-node": "1", "time": str(cluster.time_minutes)}
     named = {
-        "account": cluster.account,
-        "qos": cluster.qos,
-        "reservation": cluster.reservation,
+        "account": component.account or cluster.account,
+        "qos": component.qos or cluster.qos,
+        "reservation": component.reservation or cluster.reservation,
         "partition": component.partition,
         "constraint": component.constraint,
+        "nodelist": component.nodelist,
+        "exclude": component.exclude,
         "cpus-per-task": component.cpus,
         "mem": f"{round(component.memory_gib * 1024)}M" if component.memory_gib else "",
-        "gpus-per-node": component.gpus,
+        cluster.gpu_option: _gpus(cluster, component),
     }
     options.update({key: str(value) for key, value in named.items() if value})
-    if component.exclusive:
-        options["exclusive"] = ""
+    flags = {"exclusive": component.exclusive, "no-kill": cluster.no_kill and nodes > 1}
+    options.update({key: "" for key, on in flags.items() if on})
     options.update({key: str(value) for key, value in {**cluster.extra, **component.extra}.items()})
     return options
 
 
-def render(job_name: str, folder: Path, parts: list[Component], srun_args: list[str], command: str) -> str:
-    """The script; ``command`` is the shell words that every task runs, ``folder`` gets submitit's files."""
+def _gpus(cluster: ClusterConfig, component: ComponentConfig) -> str:
+    """``a100:4`` or ``4``; as a generic resource with ``gpu:`` before it."""
+    if not component.gpus:
+        return ""
+    typed = f"{component.gpu_type}:{component.gpus}" if component.gpu_type else str(component.gpus)
+    return f"gpu:{typed}" if cluster.gpu_option == "gres" else typed
+
+
+def setup_lines(modules: list[str], setup: list[str]) -> list[str]:
+    """Shell lines that load the modules and do what the site wants. `module` is a shell function, which a batch shell
+    may lack."""
+    if not modules:
+        return list(setup)
+    look = [
+        "for file in /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /etc/profile.d/modules.sh; do",
+        '  if ! command -v module >/dev/null 2>&1 && [ -r "$file" ]; then',
+        "    # shellcheck source=/dev/null",
+        '    . "$file"',
+        "  fi",
+        "done",
+    ]
+    return [*look, f"module load {shlex.join(modules)}", *setup]
+
+
+def render(job_name: str, folder: Path, parts: list[Component], cluster: ClusterConfig, command: str) -> str:
+    """The script; ``command`` is the shell words that start the launcher, ``folder`` gets submitit's files."""
+    lead_s = round(cluster.signal_lead_s)
     job_wide = {
         "job-name": job_name,
         "output": f"{folder}/%j_0_log.out",
         "error": f"{folder}/%j_0_log.err",
         "open-mode": "append",
-        # A requeued job would meet the marks of its first attempt; `resume` makes a fresh start from the checkpoint.
-        "no-requeue": "",
+        "requeue" if cluster.requeue else "no-requeue": "",
+        # To the launcher alone, which orders the rest. It watches the clock too: Slurm may be a minute off.
+        "signal": f"B:USR2@{lead_s}" if lead_s else "",
+        "mail-user": cluster.mail_user,
+        "mail-type": ",".join(cluster.mail_type),
+        "licenses": cluster.licenses,
     }
+    always = ("requeue", "no-requeue")
     shape = ", ".join(f"{part.name} ({part.nodes} node{'s' * (part.nodes > 1)})" for part in parts)
-    lines = ["#!/bin/bash", f"# {job_name}: {shape}", *map(_sbatch_line, job_wide.items())]
+    lines = ["#!/bin/bash", f"# {job_name}: {shape}"]
+    lines += [_sbatch_line(option) for option in job_wide.items() if option[1] or option[0] in always]
+    lines += cluster.sbatch_lines
     for i, part in enumerate(parts):
         lines += ["#SBATCH hetjob"] if i else []
         lines += ["", f"# {part.name}", *map(_sbatch_line, part.options.items())]
-    lines += ["", "export SUBMITIT_EXECUTOR=slurm", "exec " + _step(folder, parts, srun_args, command), ""]
+    if setup := setup_lines(cluster.modules, cluster.setup):
+        lines += ["", "# cluster.modules and cluster.setup", *setup]
+    lines += ["", "export SUBMITIT_EXECUTOR=slurm", f"exec {command}", ""]
     return "\n".join(lines)
-
-
-def _step(folder: Path, parts: list[Component], srun_args: list[str], command: str) -> str:
-    """One joint step. Since Slurm 22.05 srun does not inherit --cpus-per-task, and a supervisor with several
-    processes must not be bound to one core."""
-    steps = []
-    for i, part in enumerate(parts):
-        words = [f"--het-group={i}"] if len(parts) > 1 else []
-        words += ["--unbuffered", "--kill-on-bad-exit=1", "--mpi=none", "--cpu-bind=none"]
-        if cpus := part.options.get("cpus-per-task"):
-            words.append(f"--cpus-per-task={cpus}")
-        words += [f"--output={folder}/%j_%t_log.out", f"--error={folder}/%j_%t_log.err", *srun_args]
-        steps.append(f"{shlex.join(words)} \\\n    {command}")
-    return "srun " + " \\\n  : ".join(steps)
 
 
 def _sbatch_line(option: tuple[str, str]) -> str:

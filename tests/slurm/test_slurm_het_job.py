@@ -16,6 +16,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.observe.restarts import read_restarts
+from prorl_hpc.slurm.endings import Ending, StopOrder, order_stop
 from prorl_hpc.slurm.executors import sbatch_opinion, sbatch_text, submit
 from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
@@ -98,7 +99,7 @@ def test_scancel_is_a_stop_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_stop_marker_ends_the_job_with_success(tmp_path: Path) -> None:
     run, job = started(fake_config(tmp_path, slurm=True), {})
     wait_until_ready(run, job, ["coordinator", "trainer-0"])
-    run.stop_marker.write_text("told by a test")
+    order_stop(run, StopOrder(Ending.STOPPED, "told by a test"))
     assert job.wait(30)
     assert job.state() == "COMPLETED"
     assert processes_of(run) == []
@@ -112,7 +113,7 @@ def test_a_single_component_is_a_plain_job(tmp_path: Path) -> None:
     assert "hetjob" not in sbatch_text(run, config, alone)
     job = submit(run, config, alone)
     wait_until_ready(run, job, ["coordinator", "worker-1"])
-    run.stop_marker.touch()
+    order_stop(run, StopOrder(Ending.STOPPED, "told by a test"))
     assert job.wait(30)
     assert job.state() == "COMPLETED"
 

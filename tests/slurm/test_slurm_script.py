@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ComponentConfig, ProrlConfig
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.slurm.environment import child_environment, split_gpus, submission_unset, visible_gpus
-from prorl_hpc.slurm.node import global_rank
 from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.slurm.script import check_extra, components, render
 from prorl_hpc.slurm.states import JobPhase, worst
@@ -31,11 +31,18 @@ def site_config() -> ProrlConfig:
     config = slurm_config()
     cluster = config.cluster
     cluster.account, cluster.qos, cluster.reservation, cluster.time_minutes = "abc123", "high", "course", 90
-    cluster.extra = {"mail-type": "END,FAIL", "comment": "two words"}
-    cluster.srun_args = ["--export=ALL"]
+    cluster.extra = {"comment": "two words"}
+    cluster.mail_user, cluster.mail_type, cluster.licenses = "me@example.org", ["END", "FAIL"], "matlab:2"
+    cluster.modules, cluster.setup = ["cuda/12.4", "apptainer"], ["export HTTPS_PROXY=http://proxy:3128"]
+    cluster.sbatch_lines = ["#BB_LUA SBF"]
+    cluster.requeue, cluster.signal_lead_s, cluster.gpu_option = False, 300.0, "gres"
     cluster.rollout = ComponentConfig(nodes=2, cpus=16, memory_gib=7.5, partition="cpu", constraint="ib")
-    cluster.inference = ComponentConfig(gpus=4, cpus=8, memory_gib=64, partition="gpu", exclusive=True)
-    cluster.trainer = ComponentConfig(cpus=32, partition="gpu", extra={"gres": "gpu:a100:4", "qos": "urgent"})
+    cluster.inference = ComponentConfig(
+        gpus=4, cpus=8, memory_gib=64, partition="gpu", gpu_type="a100", exclusive=True, exclude="gpu07"
+    )
+    cluster.trainer = ComponentConfig(
+        cpus=32, partition="gpu", account="other", extra={"gres": "gpu:h100:4", "qos": "urgent"}
+    )
     return config
 
 
@@ -43,7 +50,7 @@ def script_of(config: ProrlConfig) -> str:
     parts = components(config.cluster, make_plan(config))
     folder = Path("/shared/runs/2030-01-02/demo run-1a2b3c/jobs")
     command = "/opt/venv/bin/python -u -m submitit.core._submit '/shared/runs/2030-01-02/demo run-1a2b3c/jobs'"
-    return render("prorl-demo-1a2b3c", folder, parts, config.cluster.srun_args, command)
+    return render("prorl-demo-1a2b3c", folder, parts, config.cluster, command)
 
 
 def without_trainer() -> ProrlConfig:
@@ -104,10 +111,11 @@ def test_unknown_and_owned_sbatch_options_are_refused_by_name() -> None:
 def test_children_and_sbatch_get_a_clean_environment() -> None:
     inside = {"SLURM_MEM_PER_NODE": "1", "SLURM_CONF": "/c", "PMIX_RANK": "0", "HOME": "/h", "SBATCH_ACCOUNT": "a"}
     assert submission_unset(inside) == ["PMIX_RANK", "SLURM_MEM_PER_NODE"]
-    children = child_environment({**inside, "SLURMD_NODENAME": "n1", "SUBMITIT_EXECUTOR": "slurm"}, "demo-1")
-    assert len(children.pop("PRORL_JOB_TOKEN")) == 32
+    run = RunDirectory("/runs/demo-1", attempt=2)
+    children = child_environment({**inside, "SLURMD_NODENAME": "n1", "SUBMITIT_EXECUTOR": "slurm"}, run, 3)
     assert children == {
-        "SLURM_CONF": "/c", "HOME": "/h", "SLURMD_NODENAME": "n1", "PRORL_RUN_ID": "demo-1", "PYTHONUNBUFFERED": "1",
+        "SLURM_CONF": "/c", "HOME": "/h", "SLURMD_NODENAME": "n1", "PYTHONUNBUFFERED": "1",
+        "PRORL_RUN_ID": "demo-1", "PRORL_ATTEMPT": "2", "PRORL_NODE_RANK": "3",
     }  # fmt: skip
 
 
@@ -136,9 +144,7 @@ def test_visible_gpus(tmp_path: Path) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, tmp_path) == ["GPU-a", "GPU-b"]
 
 
-def test_ranks_and_states() -> None:
-    assert global_rank({"SUBMITIT_EXECUTOR": "slurm", "SLURM_PROCID": "3"}) == 3
-    assert global_rank({"SUBMITIT_EXECUTOR": "local", "SLURM_PROCID": "3"}) == 0  # one_node.sbatch
+def test_states() -> None:
     assert worst(["COMPLETED", "RUNNING"]) == "RUNNING"
     assert worst(["COMPLETED", "FAILED", "NODE_FAIL"]) == "NODE_FAIL"
     assert JobPhase.of("COMPLETING") is JobPhase.LIVE

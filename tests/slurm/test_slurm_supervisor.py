@@ -14,6 +14,7 @@ from fakes.runs import fake_config, fake_plan, fake_run, processes_of
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.slurm.endings import Ending, StopOrder, order_stop, read_ending
 from prorl_hpc.slurm.executors import submit
 from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
@@ -32,7 +33,8 @@ def test_a_finished_trainer_stops_the_others_in_order_and_nothing_is_left(tmp_pa
     assert job.wait(30)
     assert read_failure(run) is None
     stopped = {p.stem: float(p.read_text()) for p in run.logs.glob("*.stopped")}
-    assert sorted(stopped, key=stopped.__getitem__) == ["inference-0", "worker-0", "coordinator"]
+    assert min(stopped, key=stopped.__getitem__) == "coordinator"
+    assert set(stopped) == {"inference-0", "worker-0", "coordinator"}
     assert processes_of(run) == []
     assert not run.runtime_dir(config.run.runtime_root).exists()
     assert run.report_file.exists()
@@ -81,12 +83,26 @@ def test_a_stop_is_no_failure(tmp_path: Path, how: str) -> None:
     while not run.process_state("trainer-0").exists():
         assert job.alive()
     if how == "marker":
-        run.stop_marker.write_text("because")
+        order_stop(run, StopOrder(Ending.STOPPED, "because"))
     else:
         job.cancel()
     assert job.wait(15)
     assert read_failure(run) is None
-    assert run.stop_marker.exists()
+    ending = read_ending(run)
+    assert ending is not None
+    assert (ending.ending, ending.goes_on) == (Ending.STOPPED, False)
+    assert processes_of(run) == []
+
+
+def test_a_stop_with_time_to_drain_waits_for_the_rollouts_and_the_trainer_saves_at_once(tmp_path: Path) -> None:
+    run, job = started(fake_config(tmp_path), {"coordinator": {"drain_after": 1.5}})
+    while not all(run.process_state(name).exists() for name in ("coordinator", "trainer-0", "worker-0")):
+        assert job.alive()
+    order_stop(run, StopOrder(Ending.STOPPED, "because", drain_s=20.0))
+    assert job.wait(15)
+    stopped = {p.stem: float(p.read_text()) for p in run.logs.glob("*.stopped")}
+    assert run.drained_marker.exists() or not run.state.exists()
+    assert stopped["worker-0"] - stopped["trainer-0"] > 1.0
     assert processes_of(run) == []
 
 
@@ -99,6 +115,9 @@ def test_a_second_attempt_in_the_same_directory_starts_fresh(tmp_path: Path) -> 
     assert again.wait(30)
     assert read_failure(run) is None
     assert run.finished_marker.exists()
+    first, second = run.all_attempts()
+    assert read_failure(first) is not None
+    assert run.attempt == second.attempt == 2
 
 
 def test_setup_lines_reach_the_processes_and_slurm_variables_do_not(

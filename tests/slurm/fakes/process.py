@@ -6,7 +6,8 @@ the environment variable FAKE_ACTS.
               "deaths": 1, "finish_after_starts": {"worker-0": 2}}}
 
 ``deaths``: only the first so many starts exit. ``killed``: SIGKILL in place of an exit. ``sleeper``: a child in the
-process's own group. Each start leaves a line in logs/<name>.starts: the job's token and the process id.
+process's own group. ``drain_after``: seconds that a coordinator takes
+to drain. Each start leaves a line in logs/<name>.starts: the attempt and the process id.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ def main() -> None:
     acts = json.loads(os.environ.get("FAKE_ACTS") or (process.run.path / "fakes.json").read_text()).get(args.name, {})
     stopped = []
     signal.signal(signal.SIGTERM, (lambda *_: None) if acts.get("deaf") else (lambda *_: stopped.append(1)))
+    draining: list[float] = []
+    signal.signal(signal.SIGUSR1, lambda *_: draining.append(time.monotonic()))
     print(f"{args.name} rank {args.rank} of {args.world} on {process.node}", file=sys.stderr, flush=True)
     starts = process.run.logs / f"{args.name}.starts"
     with starts.open("a") as file:
-        file.write(f"{os.environ['PRORL_JOB_TOKEN']} {os.getpid()}\n")
+        file.write(f"{os.environ['PRORL_ATTEMPT']} {os.getpid()}\n")
     if len(starts.read_text().splitlines()) > acts.get("deaths", 1_000_000):
         acts.pop("exit_after")
     if acts.get("sleeper"):
@@ -60,6 +63,8 @@ def main() -> None:
                 time.sleep(0.05)
     begun = time.monotonic()
     while not stopped:
+        if draining and time.monotonic() - draining[0] >= acts.get("drain_after", 0.0):
+            process.run.drained_marker.touch()
         if "exit_after" in acts and time.monotonic() - begun > acts["exit_after"]:
             break
         time.sleep(0.02)

@@ -1,0 +1,254 @@
+"""The launcher of an attempt: places the plan on the job's nodes, starts their supervisors, decides how it ends.
+
+It is the callable that submitit runs, once: in the batch step of a Slurm job, or as a detached process on one machine.
+An attempt ends when training is finished, a process that cannot be replaced has died, somebody stops it, or the
+allocation is about to end; in the last case, and after a lost node without which it cannot go on, the job is put back
+into the queue and goes on as the next attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from importlib import import_module
+from pathlib import Path
+
+from prorl_hpc.config.run_directory import ATTEMPT, RUN_ID, RunDirectory, node_name
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.messages.codec import read_json, write_json
+from prorl_hpc.messages.errors import RunError
+from prorl_hpc.slurm.attempt_clock import AllocationClock
+from prorl_hpc.slurm.attempt_record import conclude
+from prorl_hpc.slurm.children import tail
+from prorl_hpc.slurm.endings import Ending, StopOrder, order_stop, read_ending, read_node_end, read_stop
+from prorl_hpc.slurm.failure import RunFailure, read_failure, record_failure
+from prorl_hpc.slurm.losses import what_a_loss_means
+from prorl_hpc.slurm.node import NodeSupervisor
+from prorl_hpc.slurm.plan import Plan
+from prorl_hpc.slurm.signals import SignalPipe
+from prorl_hpc.slurm.steps import PlacedNode, Step, place, requeue_job, srun_log, start_steps
+
+log = logging.getLogger(__name__)
+POLL_S = 0.25
+NODE_MARGIN_S = 15.0
+"""So long after its processes should have ended a node may take before its step is ended."""
+LOST_GRACE_S = 2.0
+"""A step that ended without its supervisor's last word may only be ahead of a slow file system."""
+
+
+def launch_attempt(run_dir: str, first_attempt: int) -> None:
+    """What submitit runs. Raises RunError if the run failed."""
+    run = RunDirectory.open(Path(run_dir))
+    plan = read_json(run.plan_file, Plan)
+    if plan is None:
+        raise RunError(f"{run.plan_file} is missing: this run directory was not made by launch")
+    on_slurm = os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+    attempt = first_attempt + int(os.environ.get("SLURM_RESTART_COUNT", "0")) if on_slurm else first_attempt
+    os.environ |= {RUN_ID: run.run_id, ATTEMPT: str(attempt)}
+    run = run.begin_attempt(attempt)
+    logging.basicConfig(
+        level="INFO",
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        handlers=[logging.FileHandler(run.logs / "launcher.log")],
+        force=True,
+    )
+    if any((end := read_ending(earlier)) and end.ending is Ending.FINISHED for earlier in run.all_attempts()):
+        log.info("an earlier attempt finished the run: nothing is left to do")
+        return
+    log.info("attempt %d of %s", attempt, run.path)
+    if on_slurm:
+        JobLauncher(run, run.load_config(), plan, os.environ["SLURM_JOB_ID"]).run()
+    else:
+        launch_here(run, run.load_config(), plan)
+
+
+def launch_here(run: RunDirectory, config: ProrlConfig, plan: Plan) -> None:
+    """An attempt on this machine: its one node in this process."""
+    write_json(run.placement_file, [PlacedNode(0, plan.components[0].name, node_name(), 0)])
+    ending, reason = NodeSupervisor(run, config, plan, 0, on_ready=preload_report_writer).run()
+    conclude(run, plan, ending, reason)
+    _raise_failure(run, ending)
+
+
+def preload_report_writer() -> None:
+    """Drawing needs seconds of imports: have them behind us before somebody waits for the end."""
+    threading.Thread(target=import_module, args=("prorl_hpc.observe.report",), daemon=True).start()
+
+
+def _raise_failure(run: RunDirectory, ending: Ending) -> None:
+    if ending is Ending.FAILED:
+        raise RunError(str(read_failure(run) or "the run failed"))
+
+
+class JobLauncher:
+    """One attempt in a Slurm job."""
+
+    def __init__(self, run: RunDirectory, config: ProrlConfig, plan: Plan, job_id: str) -> None:
+        self._run, self._config, self._plan, self._job_id = run, config, plan, job_id
+        self._steps: list[Step] = []
+        self._ended: dict[int, float] = {}
+        self._lost: dict[int, str] = {}
+        self._signals = SignalPipe((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD))
+        self._clock = AllocationClock(job_id, config.cluster.signal_lead_s)
+        self._begun = time.monotonic()
+        self._preloaded = False
+        self._to_go_on = False
+
+    def run(self) -> None:
+        """Blocks until the attempt is over on all nodes. Raises RunError on failure."""
+        try:
+            self._start()
+            ending, reason = self._watch()
+        except (RunError, OSError, KeyError) as error:
+            ending, reason = self._failed(RunFailure("the launcher", node_name(), f"could not go on: {error}"))
+        log.info("the attempt ends: %s (%s)", ending, reason)
+        self._wait_for_nodes()
+        self._conclude(ending, reason)
+
+    def _start(self) -> None:
+        placed = place(self._plan, os.environ)
+        write_json(self._run.placement_file, placed)
+        self._steps = start_steps(self._run, self._config.cluster, placed, len(self._plan.components))
+        self._clock.start()
+        log.info(
+            "started the supervisors of %s", ", ".join(f"node {n.rank} ({n.component}) on {n.host}" for n in placed)
+        )
+
+    # --- watching ---
+
+    def _watch(self) -> tuple[Ending, str]:
+        while True:
+            if decided := self._marked() or self._signalled() or self._out_of_time() or self._losses() or self._late():
+                return decided
+            if not self._preloaded and self._first_result():
+                self._preloaded = True
+                preload_report_writer()
+            self._signals.wait(POLL_S)
+
+    def _marked(self) -> tuple[Ending, str] | None:
+        names = {path.name for path in self._run.state.iterdir()}  # a listing is fresh on NFS
+        if self._run.failure_file.name in names:
+            return Ending.FAILED, self._failure_line()
+        if self._run.finished_marker.name in names:
+            return Ending.FINISHED, "training is finished"
+        if self._run.stop_marker.name in names and (order := read_stop(self._run)) is not None:
+            return order.ending, order.reason
+        return None
+
+    def _failure_line(self) -> str:
+        failure = read_failure(self._run)
+        return failure.headline if failure is not None else "a process failed"
+
+    def _signalled(self) -> tuple[Ending, str] | None:
+        """SIGUSR2 announces the allocation's end; SIGTERM may be scancel, preemption or a requeue: it says not which."""
+        for number in self._signals.take():
+            if number == signal.SIGUSR2:
+                return self._leave_off("the allocation ends soon", self._clock.lead_s())
+            if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                return self._suspend(f"{signal.Signals(number).name} from Slurm: cancelled, preempted or requeued", 0.0)
+        return None
+
+    def _out_of_time(self) -> tuple[Ending, str] | None:
+        return self._leave_off("the allocation ends soon", self._clock.lead_s()) if self._clock.due() else None
+
+    def _leave_off(self, reason: str, lead_s: float) -> tuple[Ending, str]:
+        """Suspend for a reason after which the job is to go on."""
+        self._to_go_on = True
+        return self._suspend(reason, lead_s)
+
+    def _suspend(self, reason: str, lead_s: float) -> tuple[Ending, str]:
+        """Order all nodes to leave off within ``lead_s``."""
+        limit_s = max(0.0, lead_s - NODE_MARGIN_S)
+        drain_s = max(0.0, min(self._config.run.drain_s, limit_s - self._config.run.stop_timeout_s))
+        order = order_stop(self._run, StopOrder(Ending.SUSPENDED, reason, drain_s, limit_s))
+        return order.ending, order.reason
+
+    # --- nodes that are lost or do not come up ---
+
+    def _losses(self) -> tuple[Ending, str] | None:
+        """Steps that ended before the attempt did: what that means for the rest."""
+        for step in self._steps:
+            rank = step.node.rank
+            if step.process.poll() is None or rank in self._lost:
+                continue
+            since = self._ended.setdefault(rank, time.monotonic())
+            silent = read_node_end(self._run, rank) is None and time.monotonic() - since > LOST_GRACE_S
+            if silent and (decided := self._lose(step)):
+                return decided
+        return None
+
+    def _lose(self, step: Step) -> tuple[Ending, str] | None:
+        node = step.node
+        if not self._is_up(node.rank):
+            what = f"could not be started (srun exited with code {step.process.returncode})"
+            lines = tail(srun_log(self._run, node.rank), 20)
+            return self._failed(
+                RunFailure(f"the supervisor of {node.component}", node.host, what, step.process.returncode, lines)
+            )
+        self._lost[node.rank] = node.host
+        log.error("node %d (%s) on %s is lost", node.rank, node.component, node.host)
+        if cannot := what_a_loss_means(self._plan, set(self._lost)):
+            return self._leave_off(f"node {node.host} was lost, and {cannot}", self._config.run.stop_timeout_s)
+        return None
+
+    def _is_up(self, rank: int) -> bool:
+        return (self._run.state / f"node-{rank}.up").exists()
+
+    def _first_result(self) -> bool:
+        """Rollouts are coming in: the start, which loading must not slow down, is over."""
+        return self._run.rollouts.stat().st_size > 0 and any(self._run.rollouts.iterdir())
+
+    def _late(self) -> tuple[Ending, str] | None:
+        limit_s = self._config.run.start_timeout_s
+        if time.monotonic() - self._begun < limit_s:
+            return None
+        late = [s.node for s in self._steps if not self._is_up(s.node.rank)]
+        if not late:
+            return None
+        names = ", ".join(f"{node.host} ({node.component})" for node in late)
+        what = f"did not come up within {limit_s:.0f} s (run.start_timeout_s): no supervisor reported from {names}"
+        lines = tail(srun_log(self._run, late[0].rank), 20)
+        return self._failed(RunFailure("srun", late[0].host, what, None, lines))
+
+    def _failed(self, failure: RunFailure) -> tuple[Ending, str]:
+        if record_failure(self._run, failure):
+            log.error("%s", failure)
+        return Ending.FAILED, self._failure_line()
+
+    # --- the end ---
+
+    def _wait_for_nodes(self) -> None:
+        """Until every step has ended; those that take too long are ended through srun."""
+        order = read_stop(self._run)
+        settings = self._config.run
+        limit_s = max(settings.stop_timeout_s + (order.drain_s if order else 0.0), order.limit_s if order else 0.0)
+        deadline = time.monotonic() + limit_s + NODE_MARGIN_S
+        for end in (Step.end, Step.kill, None):
+            while self._running() and time.monotonic() < deadline:
+                self._signals.wait(POLL_S)
+            for step in self._running():
+                log.error("node %d on %s has not ended", step.node.rank, step.node.host)
+                if end is not None:
+                    end(step)
+            deadline = time.monotonic() + 5.0
+
+    def _running(self) -> list[Step]:
+        return [step for step in self._steps if step.process.poll() is None and step.node.rank not in self._lost]
+
+    def _conclude(self, ending: Ending, reason: str) -> None:
+        # After SIGTERM it is for Slurm to start the job again, or not.
+        wanted = self._to_go_on and ending is Ending.SUSPENDED and signal.SIGTERM not in self._signals.seen
+        wanted = wanted and self._config.cluster.requeue
+        record = conclude(
+            self._run, self._plan, ending, reason, self._job_id, list(self._lost.values()), goes_on=wanted
+        )
+        if record.goes_on and (refusal := requeue_job(self._job_id)):
+            log.error("the job could not be put back into the queue: %s", refusal)
+            conclude(self._run, self._plan, ending, f"{reason}; scontrol requeue said: {refusal}", self._job_id)
+        elif record.goes_on:
+            log.info("the job is back in the queue and goes on as attempt %d", self._run.attempt + 1)
+        if record.ending is Ending.FAILED:
+            raise RunError(str(read_failure(self._run) or record.reason))

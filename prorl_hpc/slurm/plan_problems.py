@@ -5,8 +5,9 @@ Only what can never be is a problem; a node that is down today is none.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.slurm.plan_asks import Ask, asks_of, nearest, setting_of
@@ -83,9 +84,9 @@ def _nodes(ask: Ask, nodes: list[Node], partition: Partition) -> Iterator[str]:
         problems.append(f"{ask.told('cpus-per-task')}: no node of {where} gives more than {most} CPUs")
     most = min(max(node.memory_mib for node in nodes), partition.max_memory_mib_per_node or 10**9)
     if ask.memory_mib > most:
-        told = setting_of(ask.cluster, ask.part.name, "mem")
+        asked = f"{ask.memory_mib / 1024:g}" if ask.told("mem").startswith(f"cluster.{ask.part.name}.memory") else ""
         problems.append(
-            f"{told}: {ask.memory_mib} MiB are asked for, no node of {where} gives more than {most} MiB ({most / 1024:.1f} GiB)"
+            f"{ask.told('mem', asked)}: no node of {where} gives more than {most / 1024:.1f} GiB ({most} MiB)"
         )
     problems += _gpus(ask, nodes, where)
     yield from problems
@@ -160,26 +161,24 @@ def _plain_features(constraint: str) -> set[str] | None:
 
 
 def _together(asked: list[Ask], site: Site) -> list[str]:
-    """Whether components that share one partition find room at the same time, for they start together."""
-    problems = []
+    """Whether there are different nodes for all components: a heterogeneous job gives no node to two of them. For any
+    choice of components there must be as many fitting nodes as they ask for (Hall's condition, exact)."""
+    fitting = [{node.name for node in _candidates(ask, site) if _fits(ask, node)} for ask in asked]
+    for size in range(2, len(asked) + 1):
+        for chosen in itertools.combinations(range(len(asked)), size):
+            wanted = sum(asked[i].part.nodes for i in chosen)
+            there = set.union(*(fitting[i] for i in chosen))
+            if wanted > len(there) > 0:
+                who = " and ".join(f"cluster.{asked[i].part.name}" for i in chosen)
+                return [
+                    f"{who} need {wanted} different nodes at the same time, {len(there)} have what they ask for: ask for "
+                    "fewer nodes, use another partition, or put components onto the same nodes (same_nodes_as)"
+                ]
+    return []
+
+
+def _candidates(ask: Ask, site: Site) -> list[Node]:
+    """Nodes of the partitions that the component names, or of the default one."""
     default = site.default_partition.name if site.default_partition else ""
-    for name in dict.fromkeys(ask.value("partition") or default for ask in asked):
-        group = [ask for ask in asked if (ask.value("partition") or default) == name]
-        nodes = site.nodes_of(name)
-        if len(group) < 2 or not nodes:
-            continue
-        sums: list[tuple[str, Callable[[Ask], int], int]] = [
-            ("GPUs", lambda ask: sum(ask.gpus.values()), sum(node.gpus_of("") for node in nodes)),
-            ("CPUs", lambda ask: ask.cpus, sum(node.cpus for node in nodes)),
-            ("MiB of memory", lambda ask: ask.memory_mib, sum(node.memory_mib for node in nodes)),
-            ("exclusive nodes", lambda ask: int("exclusive" in ask.part.options), len(nodes)),
-        ]
-        for what, one, there in sums:
-            wanted = sum(one(ask) * ask.part.nodes for ask in group)
-            if wanted > there:
-                who = " and ".join(f"cluster.{ask.part.name}" for ask in group)
-                problems.append(
-                    f"{who} ask for {wanted} {what} together, partition {name} has {there}: they would never start at the "
-                    "same time. Ask for less, use another partition, or merge components with same_nodes_as"
-                )
-    return problems
+    names = set((ask.value("partition") or default).split(","))
+    return [node for node in site.nodes if names & set(node.partitions)]

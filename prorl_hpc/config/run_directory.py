@@ -209,9 +209,14 @@ class RunDirectory:
         return self.path / "journal.sqlite"
 
     @property
+    def epoch_file(self) -> Path:
+        """The token of the run's epoch: which recorded rollouts count (rollout.epoch)."""
+        return self.path / "epoch"
+
+    @property
     def keepsakes_file(self) -> Path:
-        """What a coordinator that is started again in the same job must know beside its journal."""
-        return self.state / "keepsakes.json"
+        """What a coordinator that is started again must know beside its journal."""
+        return self.path / "keepsakes.json"
 
     @property
     def trainer_status_file(self) -> Path:

@@ -17,6 +17,7 @@ from prorl_hpc.slurm.executors import submit
 from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
 from prorl_hpc.slurm.plan import Plan
+from prorl_hpc.slurm.run_index import register_run
 
 STOP_LIMIT_S = 10.0
 """From Ctrl-C until nothing of the run is left."""
@@ -25,6 +26,10 @@ STOP_LIMIT_S = 10.0
 def run_attempt(run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: bool) -> int:
     """Submit and, unless ``detach``, show the run until it ends; returns the exit code."""
     job = submit(run, config, plan)
+    try:
+        register_run(run)
+    except OSError as error:  # it runs already, and can be named by its directory
+        print(f"{run.run_id} could not be put into the index of your runs: {error}", file=sys.stderr)
     print(f"run {run.path}  ({job.description})", flush=True)
     if detach:
         print(f"look: prorl-hpc status {run.path}\nstop: prorl-hpc stop {run.path}")

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     add_run_argument(parser)
     parser.add_argument("--detach", action="store_true", help="come back as soon as the job is submitted")
     args = parser.parse_args(argv)
-    run = chosen_run(args.run_dir)
+    run = chosen_run(args.run)
     config = run.load_config()
     job = Job.open(run)
     if job is not None and job.alive():

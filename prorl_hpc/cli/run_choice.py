@@ -1,25 +1,58 @@
-"""Which run a verb is about: a directory that was given, else ``runs/latest``."""
+"""Which run a verb is about: a directory, a run's id or the end of it, the id of its Slurm job, or the newest one."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 from pathlib import Path
 
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
+from prorl_hpc.slurm.job import Job
+from prorl_hpc.slurm.run_index import all_runs
 
 LATEST = Path("runs") / "latest"
+NEWEST = "latest"
+_SHOWN = 5
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", nargs="?", metavar="RUN_DIR", help=f"the run's directory (default: {LATEST})")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="directory, run id (demo-1a2b3c, or 1a2b3c), Slurm job id, or latest (default: the newest run)",
+    )
 
 
 def chosen_run(given: str | None) -> RunDirectory:
-    """Raises RunDirectoryError if it is not a run directory."""
-    if given is None and not LATEST.exists():
-        raise RunDirectoryError(f"no run was named, and there is no {LATEST} here: give the run's directory")
-    return RunDirectory.open(Path(given or LATEST).resolve())
+    """The one run that is meant. Raises RunDirectoryError with the nearest names."""
+    if given is None:
+        return _newest()
+    path = Path(given)
+    if (path / "config.yaml").is_file():
+        return RunDirectory.open(path.resolve())
+    if given == NEWEST:
+        return _newest()
+    if "/" not in given and given not in (".", ".."):
+        if found := _named(given):
+            return _only(given, found)
+        if not path.exists():
+            raise RunDirectoryError(
+                f"there is no run {given}: no directory, run id or job id is called that. {_near(given)}"
+            )
+    if not path.exists():
+        raise RunDirectoryError(f"{path.absolute()} is not there: give a run's directory or id. {_near(given)}")
+    return RunDirectory.open(path.resolve())  # which says what it lacks
+
+
+def known_runs() -> list[RunDirectory]:
+    """Those of the index, newest first, then those under ``runs`` here that it lacks."""
+    indexed = all_runs()
+    have = {run.path.resolve() for run in indexed}
+    here = sorted(Path("runs").resolve().glob("*/*/config.yaml"), reverse=True)
+    return [*indexed, *(RunDirectory(file.parent) for file in here if file.parent not in have)]
 
 
 def link_latest(run: RunDirectory, root: Path) -> None:
@@ -28,3 +61,49 @@ def link_latest(run: RunDirectory, root: Path) -> None:
     aside.unlink(missing_ok=True)
     aside.symlink_to(os.path.relpath(run.path, root))
     aside.replace(link)
+
+
+def _only(given: str, found: list[RunDirectory]) -> RunDirectory:
+    if len(found) == 1:
+        return found[0]
+    places = ", ".join(str(run.path) for run in found)
+    raise RunDirectoryError(f"{given} is more than one run: give one of their directories, {places}")
+
+
+def _newest() -> RunDirectory:
+    if LATEST.exists():
+        return RunDirectory.open(LATEST.resolve())
+    newest = next(iter(all_runs()), None)
+    if newest is None:
+        raise RunDirectoryError(
+            f"no run was named, there is no {LATEST} here, and the index of your runs is empty: give the run's "
+            "directory, or start one with `prorl-hpc launch`"
+        )
+    return newest
+
+
+def _named(given: str) -> list[RunDirectory]:
+    runs = known_runs()
+    by_id = [run for run in runs if run.run_id == given]
+    if by_id:
+        return by_id
+    tails = [run for run in runs if re.fullmatch(r"[0-9a-f]{6}", given) and run.run_id.endswith(f"-{given}")]
+    leader = given.split("+")[0]
+    # the ids of jobs come again after years, those of processes sooner: the newest run is meant
+    return tails or ([run for run in runs if _job_id(run) == leader][:1] if leader.isdigit() else [])
+
+
+def _job_id(run: RunDirectory) -> str:
+    job = Job.open(run)
+    return job.record.job_id if job is not None else ""
+
+
+def _near(given: str) -> str:
+    names = [run.run_id for run in known_runs()]
+    near = difflib.get_close_matches(Path(given).name, names, n=3, cutoff=0.5)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    if not names:
+        return "The index of your runs is empty"
+    more = f" and {len(names) - _SHOWN} more (`prorl-hpc status --all`)" if len(names) > _SHOWN else ""
+    return f"Your runs, newest first: {', '.join(names[:_SHOWN])}{more}"

@@ -1,79 +1,104 @@
-"""``prorl-hpc status [RUN_DIR]``: where a run stands."""
+"""``prorl-hpc status [RUN] [--json] [--watch SECONDS]``: where runs stand; without RUN a table of all of yours.
+
+``--json`` prints one object. Without RUN it is ``{"runs": [row, …], "more": N}``, newest first, ``more`` beyond ``--limit``;
+a row is ``id``, ``run`` (directory), ``status`` (waiting, running, draining, suspended, finished, failed, stopped, ended,
+unknown, not submitted), ``detail`` (why), ``job``, ``job_kind`` (slurm, local), ``job_state`` and ``reason`` (Slurm's words),
+``start`` (actual or expected, as Slurm writes it), ``left_s`` (until the time limit), ``submitted`` (seconds since the
+epoch), ``attempt``, ``step``, ``steps``, ``reward``. With RUN it is that row with ``rewards``, ``processes`` ({name: {node,
+phase, detail}}), ``restarts``, ``paused``, ``draining``, ``attempts`` ([{attempt, begun, ended, seconds, ending, reason,
+goes_on, job, exit_code, steps, rollouts, lost_nodes}]), ``process_ends`` ([{name, node, exit_code, how}]) and ``failure``.
+With ``--watch`` there is one such line a cycle.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from prorl_hpc.cli.run_choice import add_run_argument, chosen_run
-from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.messages.errors import RunError
-from prorl_hpc.observe.display import render
-from prorl_hpc.observe.snapshot import SnapshotReader
-from prorl_hpc.slurm.failure import read_failure
-from prorl_hpc.slurm.job import Job
+from prorl_hpc.cli.run_choice import add_run_argument, chosen_run, known_runs
+from prorl_hpc.cli.run_detail import detail_json, detail_view
+from prorl_hpc.cli.run_list import run_table
+from prorl_hpc.cli.run_rows import RunRow
+from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.slurm.run_states import run_state, run_states
+
+LIMIT = 20
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="prorl-hpc status", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="prorl-hpc status", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_run_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the display")
+    parser.add_argument("--limit", type=int, default=LIMIT, metavar="N", help=f"the newest N runs ({LIMIT})")
+    parser.add_argument("--all", action="store_true", help="all runs")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="again and again, until Ctrl-C")
     args = parser.parse_args(argv)
-    run = chosen_run(args.run_dir)
-    job = Job.open(run)
-    word, state = run_word(run, job), job_state(job)
-    snapshot = SnapshotReader(run).read()
-    if args.json:
-        processes = {p.name: {"node": p.node, "phase": p.phase, "detail": p.detail} for p in snapshot.processes}
-        service = snapshot.run
-        told = {
-            "run": str(run.path),
-            "status": word,
-            "job": job and job.record.job_id,
-            "job_state": state,
-            "step": snapshot.trainer.step if snapshot.trainer else None,
-            "rewards": snapshot.rewards,
-            "processes": processes,
-            "restarts": [str(restart) for restart in snapshot.restarts],
-            "paused": service is not None and service.paused,
-            "draining": [w.worker_id for w in service.workers if w.draining]
-            + [s.server_id for s in service.servers if s.draining]
-            if service
-            else [],
-        }
-        print(json.dumps(told))
-        return 0
-    Console().print(render(run.run_id, snapshot, time.time() - job.record.submitted if job else 0.0))
-    print(f"{run.path}: {word}" + (f" ({job.description}: {state})" if job else ""))
-    if (failure := read_failure(run)) is not None:
-        print(failure)
+    if args.limit < 1 or (args.watch is not None and args.watch <= 0):
+        raise ConfigError("--limit takes a number from 1 on, --watch seconds greater than 0")
+    limit = None if args.all else args.limit
+    if args.run is not None:
+        run = chosen_run(args.run)
+        _show(lambda: detail_json(run, run_state(run)), lambda: detail_view(run, run_state(run)), args.json, args.watch)
+    else:
+        _show(lambda: list_json(limit), lambda: list_view(limit), args.json, args.watch)
     return 0
 
 
-def run_word(run: RunDirectory, job: Job | None) -> str:
-    """One word: waiting, running, finished, failed, stopped, ended (without a word), or unknown."""
-    if job is None:
-        return "not submitted"
-    try:
-        if job.alive():
-            return "waiting" if job.waiting() else "running"
-    except RunError:
-        return "unknown"
-    if run.failure_file.exists():
-        return "failed"
-    if run.finished_marker.exists():
-        return "finished"
-    return "stopped" if run.stop_marker.exists() else "ended"
+def list_json(limit: int | None) -> dict[str, Any]:
+    rows, more = _rows(limit)
+    return {"runs": [row.as_json for row in rows], "more": more}
 
 
-def job_state(job: Job | None) -> str:
-    """The job's state, or why it is unknown."""
-    if job is None:
-        return ""
-    try:
-        return job.state()
-    except RunError as error:
-        return str(error)
+def list_view(limit: int | None) -> RenderableType:
+    rows, more = _rows(limit)
+    if not rows:
+        return "you have no runs yet: `prorl-hpc launch` starts one"
+    table = run_table(rows)
+    if not more:
+        return table
+    from rich.console import Group
+
+    return Group(table, f"… and {more} older: --all, or --limit N")
+
+
+def _rows(limit: int | None) -> tuple[list[RunRow], int]:
+    runs = known_runs()
+    shown = runs[:limit]
+    return [RunRow.of(run, state) for run, state in zip(shown, run_states(shown), strict=True)], len(runs) - len(shown)
+
+
+def _show(
+    told: Callable[[], dict[str, Any]], view: Callable[[], RenderableType], as_json: bool, watch: float | None
+) -> None:
+    """Once, or every ``watch`` seconds."""
+    console = Console()
+    if as_json:
+        for _ in _cycles(watch):
+            print(json.dumps(told()), flush=True)
+    elif watch is None or not console.is_terminal:
+        for cycle in _cycles(watch):
+            console.print(*([""] if cycle else []), view(), sep="\n", highlight=False)
+    else:
+        from rich.live import Live
+
+        with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
+            for _ in _cycles(watch):
+                live.update(view(), refresh=True)
+
+
+def _cycles(every_s: float | None) -> Iterator[int]:
+    cycle = 0
+    while True:
+        begun = time.monotonic()
+        yield cycle
+        if every_s is None:
+            return
+        time.sleep(max(0.0, every_s - (time.monotonic() - begun)))
+        cycle += 1

@@ -13,7 +13,7 @@ from prorl_hpc.slurm.job import Job
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="prorl-hpc stop", description=__doc__)
     add_run_argument(parser)
-    return stop_run(chosen_run(parser.parse_args(argv).run_dir))
+    return stop_run(chosen_run(parser.parse_args(argv).run))
 
 
 def stop_run(run: RunDirectory) -> int:

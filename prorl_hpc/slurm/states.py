@@ -8,15 +8,21 @@ from __future__ import annotations
 import enum
 import subprocess
 import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from prorl_hpc.messages.errors import RunError
 
 UNKNOWN_LIMIT_S = 60.0
 """How long a job may be unknown to squeue and sacct (a restarting controller) before it is an error."""
+ASK_TIMEOUT_S = 20.0
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _LIVE = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "UNKNOWN")
 _WORST_FIRST = ("NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "TIMEOUT", "DEADLINE", "PREEMPTED", "FAILED", "CANCELLED")
+_NOTHING = ("", "N/A", "NONE", "None", "UNLIMITED", "INVALID", "NOT_SET", "Unknown")
+GONE = "GONE"
+"""The controller answered and does not know the job any more, and accounting does not tell how it ended."""
 
 
 class JobPhase(enum.Enum):
@@ -32,17 +38,55 @@ class JobPhase(enum.Enum):
         return cls.LIVE if state in _LIVE else cls.ENDED
 
 
+@dataclass(frozen=True)
+class JobReport:
+    """What Slurm says of one job. ``reason``: why it waits, in Slurm's word; ``start``: when it began, or is expected
+    to begin, as Slurm writes it (2026-01-31T12:00:00, local time); ``left_s``: time until its limit, seconds. Empty and
+    None where Slurm does not say."""
+
+    state: str
+    reason: str = ""
+    start: str = ""
+    left_s: float | None = None
+
+    @property
+    def phase(self) -> JobPhase:
+        return JobPhase.of(self.state)
+
+
+@dataclass(frozen=True)
+class JobReports:
+    """``jobs``: those that Slurm knows, by id. ``trouble``: why the controller did not answer, or nothing: then what is
+    missing in ``jobs`` does not live any more."""
+
+    jobs: dict[str, JobReport] = field(default_factory=dict)
+    trouble: str = ""
+
+    def of(self, job_id: str) -> JobReport | None:
+        """None: it is not known whether that job lives."""
+        known = self.jobs.get(job_id)
+        return known if known is not None or self.trouble else JobReport(GONE)
+
+
+def job_reports(job_ids: Collection[str]) -> JobReports:
+    """One squeue for all of them; then, for those that it has forgotten, one sacct, which may fail."""
+    wanted = sorted(set(job_ids))
+    if not wanted:
+        return JobReports()
+    # squeue answers for ended jobs too, for MinJobAge seconds, and needs no database
+    rows, trouble = _ask(["squeue", "-h", "-t", "all", "-o", "%i|%T|%r|%S|%L", "-j", ",".join(wanted)])
+    if "Invalid job id" in trouble:  # a single job that it has forgotten
+        trouble = ""
+    left = sorted(set(wanted) - set(rows))
+    if left:
+        rows |= _ask(["sacct", "-n", "-X", "--parsable2", "-o", "JobID,State", "-j", ",".join(left)])[0]
+    return JobReports({job_id: _joined(parts) for job_id, parts in rows.items() if job_id in wanted}, trouble)
+
+
 def job_states(job_ids: list[str]) -> dict[str, str]:
     """State of each job that Slurm knows, by id. A heterogeneous job has the state of its liveliest
     component, or, when all have ended, the worst one."""
-    if not job_ids:
-        return {}
-    # squeue answers for ended jobs too, for MinJobAge seconds, and needs no database
-    rows = _ask(["squeue", "-h", "-t", "all", "-o", "%i|%T", "-j", ",".join(sorted(job_ids))])
-    left = sorted(set(job_ids) - set(rows))
-    if left:
-        rows |= _ask(["sacct", "-n", "-X", "--parsable2", "-o", "JobID,State", "-j", ",".join(left)])
-    return {job_id: worst(states) for job_id, states in rows.items()}
+    return {job_id: report.state for job_id, report in job_reports(job_ids).jobs.items()}
 
 
 def worst(states: list[str]) -> str:
@@ -53,18 +97,52 @@ def worst(states: list[str]) -> str:
     return states[0]
 
 
-def _ask(command: list[str]) -> dict[str, list[str]]:
-    """Components' states by job id; empty if Slurm does not answer (the caller bounds how long that may last)."""
+def _joined(parts: list[JobReport]) -> JobReport:
+    """A heterogeneous job from its components: the one that decides its state, and whichever ends first."""
+    state = worst([part.state for part in parts])
+    chosen = next(part for part in parts if part.state == state)
+    left = [part.left_s for part in parts if part.left_s is not None]
+    starts = sorted(part.start for part in parts if part.state == state and part.start)
+    return JobReport(state, chosen.reason, starts[-1] if starts else "", min(left, default=None))
+
+
+def _ask(command: list[str]) -> tuple[dict[str, list[JobReport]], str]:
+    """Components' reports by job id, and why there is no answer; the caller bounds how long that may last."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return {}
-    found: dict[str, list[str]] = {}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S)
+    except FileNotFoundError:
+        return {}, f"there is no {command[0]} on this machine's PATH"
+    except subprocess.TimeoutExpired:
+        return {}, f"{command[0]} did not answer within {ASK_TIMEOUT_S:.0f} s"
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        return {}, f"{command[0]} failed: {said[-1] if said else f'exit code {done.returncode}'}"
+    found: dict[str, list[JobReport]] = {}
     for line in done.stdout.splitlines():
-        job_id, _, state = line.partition("|")
-        if state:  # sacct says "CANCELLED by 1000"
-            found.setdefault(job_id.split("+")[0].split(".")[0], []).append(state.split()[0])
-    return found
+        job_id, *fields = line.strip().split("|")
+        if fields and fields[0]:  # sacct says "CANCELLED by 1000"
+            state, (reason, start, left, *_) = fields[0].split()[0], [*fields[1:], "", "", ""]
+            report = JobReport(state, _said(reason), _said(start), _seconds(left))
+            found.setdefault(job_id.split("+")[0].split(".")[0], []).append(report)
+    return found, ""
+
+
+def _said(word: str) -> str:
+    return "" if word in _NOTHING else word
+
+
+def _seconds(word: str) -> float | None:
+    """``1-02:03:04`` (days, hours, minutes, seconds; the first may be missing) in seconds."""
+    if word in _NOTHING:
+        return None
+    days, _, clock = word.rpartition("-")
+    try:
+        total = float(int(days or 0) * 86400)
+        for place, part in enumerate(reversed(clock.split(":"))):
+            total += int(part) * 60.0**place
+        return total
+    except ValueError:
+        return None
 
 
 class UnknownLimit:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from prorl_hpc.slurm.private.shape import LOGIN, Shape
 
+_IN_SERVICE = ("idle", "mixed", "allocated", "completing")
+
 
 def search_path() -> str:
     """PATH with the places where daemons and ``ip`` lie, which users often lack."""
@@ -93,7 +95,11 @@ class PrivateSlurm(ABC):
 
     def wait_in_service(self, node: str, timeout_s: float = 30.0) -> None:
         """Until jobs can start on the node or run there. Raises TimeoutError."""
-        self._wait_for(lambda states: states.get(node) in ("idle", "mixed", "allocated", "completing"), timeout_s)
+        # Its slurmd is asked too: a node that went away a moment ago is in service still, as far as the controller knows.
+        asking = ["env", f"SLURMD_NODENAME={node}", "scontrol", "show", "slurmd"]
+        self._wait_for(
+            lambda states: states.get(node) in _IN_SERVICE and self.run(asking, node=node).returncode == 0, timeout_s
+        )
 
     def _wait_for(self, reached: Callable[[dict[str, str]], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,11 +20,14 @@ _SCHEDULER = (
 
 
 def write_slurm_config(directory: Path, shape: Shape, local: dict[str, str], nodes: list[str]) -> None:
-    """Write etc/slurm.conf, etc/gres.conf, a MUNGE key and fake GPU devices under ``directory``.
+    """Write etc/slurm.conf, etc/gres.conf, a MUNGE key and fake GPU devices under ``directory``, and forget what an
+    earlier cluster there knew of its nodes and jobs.
 
     ``local`` holds the controller's host, and the paths and ports that differ between the kinds of cluster; ``nodes``
     the NodeName lines.
     """
+    for name in ("state", "spool"):
+        shutil.rmtree(directory / name, ignore_errors=True)
     for name in ("etc", "run", "log", "state", "spool", "munge", "gpus"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     directory.chmod(0o755)

@@ -12,6 +12,7 @@ from pathlib import Path
 from prorl_hpc.config.schema import EngineConfig
 from prorl_hpc.inference.weight_receiver import BACKEND
 from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.slurm.gpus import visible_gpus
 
 MODEL_NAME = "policy"
 """The name that requests to the server use."""
@@ -99,7 +100,7 @@ class VllmSettings:
             "TRITON_CACHE_DIR": str(self.cache_dir / "triton"),
         }
         if self.on_gpu:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+            env = visible_gpus(env).given(env, self.gpus)
         else:
             env |= {
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # 20 s less to start

@@ -24,7 +24,8 @@ class Phase(enum.StrEnum):
 
 class ProcessState(msgspec.Struct, frozen=True):
     """One process of the run. ``detail`` says what it is doing (``loading the model``); ``endpoints``
-    are the addresses it serves, by kind."""
+    are the addresses it serves, by kind. ``start_token`` is the one that its supervisor gave it for this start: in a
+    container, its pid is not that of the supervisor's child."""
 
     name: str
     role: str
@@ -34,6 +35,7 @@ class ProcessState(msgspec.Struct, frozen=True):
     detail: str = ""
     endpoints: dict[str, str] = {}
     updated: float = 0.0
+    start_token: str = ""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -78,7 +80,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     time: float
     uptime_s: float
     rollouts: dict[str, int]
-    """Rollouts by status, the finished ones since the job's start."""
+    """Rollouts by status, the finished ones of all attempts of the run."""
     workers: list[WorkerStatus]
     servers: list[ServerStatus]
     batches: list[BatchProgress]
@@ -86,6 +88,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     paused: bool = False
     """No rollout is started; those under way go on."""
     policies: list[PolicyStatus] = []
+    draining: bool = False
+    """The attempt is about to end: no rollout is started any more."""
 
 
 class TrainerStatus(msgspec.Struct, frozen=True):

@@ -15,21 +15,26 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prorl_hpc import __version__
 from prorl_hpc.config.run_directory import RunDirectory, node_name
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.codec import read_json, write_json
-from prorl_hpc.messages.errors import ProrlError
+from prorl_hpc.messages.errors import ProrlError, RunError
 from prorl_hpc.messages.status import Phase, ProcessState
 
 T = TypeVar("T")
 _SWITCH_S = 0.0005
 """How long another thread may keep the interpreter when the event loop has something to do; Python's own is 5 ms."""
+START_TOKEN, LEASH, VERSION = "PRORL_START_TOKEN", "PRORL_LEASH", "PRORL_VERSION"
+"""In the environment of a process of the plan: its start's own token; ``stdin`` if it is to end, with its group, when
+standard input does; the supervisor's version of this package, which one in a container must have too."""
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -60,6 +65,8 @@ class Process:
     def start(cls, role: str, run_dir: Path, name: str) -> Process:
         """Set up logging to stderr (the supervisor keeps it in logs/<name>.log) and say STARTING."""
         logging.basicConfig(level=os.environ.get("PRORL_LOG_LEVEL", "INFO"), format=LOG_FORMAT, stream=sys.stderr)
+        _end_with_supervisor()
+        _check_version()
         run = RunDirectory.open(run_dir)
         config = run.load_config()
         process = cls(name, role, run, config, run.make_runtime_dir(config.run.runtime_root))
@@ -70,7 +77,17 @@ class Process:
         """Publish this process's state to state/<name>.json."""
         if endpoints is not None:
             self._endpoints = endpoints
-        state = ProcessState(self.name, self.role, self.node, os.getpid(), phase, detail, self._endpoints, time.time())
+        state = ProcessState(
+            self.name,
+            self.role,
+            self.node,
+            os.getpid(),
+            phase,
+            detail,
+            self._endpoints,
+            time.time(),
+            os.environ.get(START_TOKEN, ""),
+        )
         write_json(self.run.process_state(self.name), state)
 
     def ready(self, endpoints: dict[str, str] | None = None, detail: str = "") -> None:
@@ -91,6 +108,32 @@ class Process:
         doing = "did not start" if state is None else f"is {state.phase} ({state.detail or 'no detail'})"
         raise TimeoutError(
             f"{self.name} waited {timeout_s:.0f} s for {name}, which {doing}: see {self.run.process_log(name)}"
+        )
+
+
+def _end_with_supervisor() -> None:
+    """Under a container program PR_SET_PDEATHSIG does not reach us: the supervisor holds the other end of our standard
+    input, and when that closes, however it died, our process group is killed."""
+    if os.environ.pop(LEASH, "") != "stdin":
+        return
+    leash = os.dup(0)
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)  # what we start must not read from it
+
+    def wait() -> None:
+        while os.read(leash, 1024):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, name="end-with-supervisor", daemon=True).start()
+
+
+def _check_version() -> None:
+    wanted = os.environ.get(VERSION, __version__)
+    if wanted != __version__:
+        raise RunError(
+            f"the container's prorl_hpc is {__version__}, the run's is {wanted}: build cluster.container.image anew with "
+            "the same version"
         )
 
 

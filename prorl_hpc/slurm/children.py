@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from prorl_hpc.observe.process import START_TOKEN
+from prorl_hpc.slurm.own_container import Command
 from prorl_hpc.slurm.plan import ProcessPlan
 
 log = logging.getLogger(__name__)
@@ -39,12 +42,14 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
 
 @dataclass
 class Child:
-    """One started process of the plan."""
+    """One started process of the plan. ``token``: in the environment of all that descends from it, and in the states that
+    it writes, for in a container its process id is not ``process.pid``."""
 
     plan: ProcessPlan
     process: subprocess.Popen[bytes]
     log: Path
     started_at: float
+    token: str
     ready: bool = False
     ended_at: float | None = None
 
@@ -85,23 +90,38 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
+    def kill_kin(self) -> list[psutil.Process]:
+        """SIGKILL its group, and all that descends from it in groups of their own; returns those that were still there.
+        They are ours by now: this process is a subreaper."""
+        self.kill_group()
+        kin = [p for p in psutil.Process().children(recursive=True) if _start_token(p) == self.token]
+        for process in kin:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return kin
 
-def start_child(plan: ProcessPlan, run_dir: Path, log_file: Path, environ: dict[str, str]) -> Child:
-    """Start one process of the plan in a group of its own; it dies with this process."""
+
+def command_of(plan: ProcessPlan, run_dir: Path) -> list[str]:
+    """The command line of one process of the plan, on this Python."""
     command = [sys.executable, "-m", f"prorl_hpc.{plan.module}" if "." not in plan.module else plan.module]
     command += ["--run-dir", str(run_dir), "--name", plan.name]
-    command += ["--index", str(plan.index), "--rank", str(plan.rank), "--world", str(plan.world)]
+    return [*command, "--index", str(plan.index), "--rank", str(plan.rank), "--world", str(plan.world)]
+
+
+def start_child(plan: ProcessPlan, command: Command, log_file: Path) -> Child:
+    """Start one process of the plan in a group of its own; it dies with this process."""
+    token = secrets.token_hex(8)
     with log_file.open("ab") as out:
         process = subprocess.Popen(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
+            command.words,
+            env={**command.environ, START_TOKEN: token},
+            stdin=subprocess.PIPE if command.leashed else subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
             process_group=0,
             preexec_fn=_bind_to(os.getpid()),
         )
-    return Child(plan, process, log_file, time.monotonic())
+    return Child(plan, process, log_file, time.monotonic(), token)
 
 
 def _bind_to(supervisor: int) -> Callable[[], None]:
@@ -169,6 +189,14 @@ def end_descendants(children: list[Child], timeout_s: float = 5.0) -> list[str]:
                 log.info("ending what a process left behind: %d (%s)", process.pid, _command_of(process))
                 process.kill()
         time.sleep(0.05)
+
+
+def _start_token(process: psutil.Process) -> str:
+    """Empty for one that has ended, or has given its environment up."""
+    try:
+        return str(process.environ().get(START_TOKEN, ""))
+    except psutil.Error:
+        return ""
 
 
 def _command_of(process: psutil.Process) -> str:

@@ -21,10 +21,11 @@ from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.errors import ProrlError, RunError
 from prorl_hpc.messages.status import Phase, ProcessState
-from prorl_hpc.slurm import cleanup
+from prorl_hpc.slurm import cleanup, own_container
 from prorl_hpc.slurm.children import (
     Child,
     become_subreaper,
+    command_of,
     die_with_parent,
     end_descendants,
     reap,
@@ -40,8 +41,9 @@ from prorl_hpc.slurm.endings import (
     order_stop,
     read_stop,
 )
-from prorl_hpc.slurm.environment import after_setup, child_environment, split_gpus, visible_gpus
+from prorl_hpc.slurm.environment import after_setup, child_environment
 from prorl_hpc.slurm.failure import RunFailure, read_failure, record_failure
+from prorl_hpc.slurm.gpus import split_gpus, visible_gpus
 from prorl_hpc.slurm.plan import Plan, ProcessPlan
 from prorl_hpc.slurm.restarts import Restarts
 from prorl_hpc.slurm.script import setup_lines
@@ -115,14 +117,14 @@ class NodeSupervisor:
         runtime = self._run.make_runtime_dir(self._config.run.runtime_root)
         cleanup.empty(runtime)
         self._own(runtime)
-        gpus = split_gpus(node_plan, self._config, visible_gpus(os.environ))
-        base = child_environment(os.environ, self._run, self._rank)
+        base = child_environment(os.environ, self._run, self._rank, self._config.run.runtime_root)
         if self._here:  # in a job, the step has done so before this process began
             lines = setup_lines(self._config.cluster.modules, self._config.cluster.setup)
             base = after_setup(lines, base, self._run.logs / "setup.log")
+        gpus = visible_gpus(base)
+        shares = split_gpus(node_plan, self._config, gpus.ids)
         for process in node_plan.processes:
-            environ = {**base, "CUDA_VISIBLE_DEVICES": ",".join(gpus.get(process.role, []))} if gpus else base
-            self._environments[process.name] = environ
+            self._environments[process.name] = gpus.given(base, shares[process.role]) if shares else base
             self._children.append(self._start(process))
         return self._watch()
 
@@ -138,7 +140,9 @@ class NodeSupervisor:
 
     def _start(self, process: ProcessPlan) -> Child:
         log_file = self._run.process_log(process.name)
-        child = start_child(process, self._run.path, log_file, self._environments[process.name])
+        words = command_of(process, self._run.path)
+        command = own_container.wrap(words, process, self._config, self._run, self._environments[process.name])
+        child = start_child(process, command, log_file)
         log.info("started %s as process %d", child.name, child.process.pid)
         return child
 
@@ -194,7 +198,7 @@ class NodeSupervisor:
         for child in self._children:
             if not child.ready:
                 state = read_json(self._run.process_state(child.name), ProcessState)
-                fresh = state is not None and state.pid == child.process.pid
+                fresh = state is not None and state.start_token == child.token
                 child.ready = fresh and state is not None and state.phase is Phase.READY
                 if child.ready:
                     log.info("%s is ready", child.name)
@@ -229,7 +233,7 @@ class NodeSupervisor:
         doing = []
         for child in late:
             state = read_json(self._run.process_state(child.name), ProcessState)
-            detail = state.detail if state is not None and state.pid == child.process.pid else ""
+            detail = state.detail if state is not None and state.start_token == child.token else ""
             doing.append(f"{child.name} ({detail or 'starting'})")
         what = (
             f"was not ready after {self._config.run.start_timeout_s:.0f} s (run.start_timeout_s); "

@@ -1,7 +1,10 @@
 """Which dead processes of a node are started again, and when.
 
-A coordinator or worker holds nothing that is lost with it, so its death need not end the run: the coordinator goes on
-from its journal, a worker's rollouts are tried again. Trainer and inference agents are not started again here.
+A coordinator, worker or inference agent holds nothing that is lost with it, so its death need not end the run: the
+coordinator goes on from its journal, a worker's rollouts are tried again, an inference agent gets the newest weights and
+its rollouts go on elsewhere or with it. Of an agent that died, its LLM server is killed too, and gone with the GPU's
+memory before the new agent starts one. (A server that dies alone is started again by its agent: engine.restarts.)
+Trainers are not started again here.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from prorl_hpc.observe.restarts import Restart, RestartLog
 from prorl_hpc.slurm.children import Child
 
 log = logging.getLogger(__name__)
-ROLES = ("coordinator", "worker")
+ROLES = ("coordinator", "worker", "inference")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 LAST_LINES = 5
+KIN_LIMIT_S = 30.0
+"""What cannot be killed for so long does not hold the restart up any more."""
 
 
 class Restarts:
@@ -35,12 +40,12 @@ class Restarts:
         self._pending: dict[str, tuple[float, Child]] = {}
 
     def take(self, child: Child) -> bool:
-        """Plan the restart of a dead child; False if its death ends the run. Its process group is killed."""
+        """Plan the restart of a dead child; False if its death ends the run. What it had started is killed."""
         count = self._counts[child.name] + 1
         was_ready = child.ready or count > 1
         if child.plan.role not in ROLES or not was_ready or count > self._allowed:
             return False
-        child.kill_group()
+        child.kill_kin()
         self._counts[child.name] = count
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (count - 1))
         self._pending[child.name] = time.monotonic() + pause_s, child
@@ -53,12 +58,21 @@ class Restarts:
         return child.name in self._pending
 
     def due(self) -> list[Child]:
-        """Dead children whose pause is over; each is named once."""
+        """Dead children whose pause is over, and of which nothing is left; each is named once."""
         now = time.monotonic()
-        due = [child for when, child in self._pending.values() if when <= now]
+        due = [child for when, child in self._pending.values() if when <= now and self._gone(child, now - when)]
         for child in due:
             del self._pending[child.name]
         return due
+
+    @staticmethod
+    def _gone(child: Child, late_s: float) -> bool:
+        kin = child.kill_kin()
+        if kin and late_s > KIN_LIMIT_S:
+            pids = ", ".join(str(process.pid) for process in kin)
+            log.error("%s left processes that cannot be killed: %s; it is started all the same", child.name, pids)
+            return True
+        return not kin
 
     def used_up(self, child: Child) -> str:
         """For the message about the death that ends the run; empty if it was never started again."""

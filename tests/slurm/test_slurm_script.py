@@ -11,8 +11,7 @@ import pytest
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ComponentConfig, ProrlConfig
-from prorl_hpc.messages.errors import RunError
-from prorl_hpc.slurm.environment import child_environment, split_gpus, submission_unset, visible_gpus
+from prorl_hpc.slurm.environment import child_environment, submission_unset
 from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.slurm.script import check_extra, components, render
 from prorl_hpc.slurm.states import JobPhase, worst
@@ -117,31 +116,6 @@ def test_children_and_sbatch_get_a_clean_environment() -> None:
         "SLURM_CONF": "/c", "HOME": "/h", "SLURMD_NODENAME": "n1", "PYTHONUNBUFFERED": "1",
         "PRORL_RUN_ID": "demo-1", "PRORL_ATTEMPT": "2", "PRORL_NODE_RANK": "3",
     }  # fmt: skip
-
-
-def test_gpus_of_one_machine_are_split_or_shared() -> None:
-    config = ProrlConfig()
-    config.trainer.ranks_per_node = 2
-    (node,) = make_plan(config).nodes
-    assert split_gpus(node, config, []) == {}
-    assert split_gpus(node, config, ["0", "1", "2"]) == {"inference": ["0"], "trainer": ["1", "2"]}
-    assert split_gpus(node, config, ["0", "1"]) == {"inference": ["0"], "trainer": ["0", "1"]}
-    with pytest.raises(RunError, match=r"2 trainer processes of this node need 2 GPUs, it has 1"):
-        split_gpus(node, config, ["0"])
-
-
-def test_a_node_of_one_role_keeps_all_its_gpus() -> None:
-    config = site_config()
-    inference = make_plan(config).components[1].nodes[0]
-    assert split_gpus(inference, config, ["0", "1", "2", "3"])["inference"] == ["0", "1", "2", "3"]
-
-
-def test_visible_gpus(tmp_path: Path) -> None:
-    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    assert visible_gpus({}, tmp_path) == ["2", "10"]
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, tmp_path) == ["GPU-a", "GPU-b"]
 
 
 def test_states() -> None:

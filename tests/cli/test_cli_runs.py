@@ -72,7 +72,7 @@ def test_a_run_that_finishes(tmp_path: Path) -> None:
 
     assert "finished" in prorl("status", env=acts(), cwd=tmp_path).stdout
     assert "nothing to go on with" in prorl("resume", env=acts(), cwd=tmp_path).stdout
-    assert "trainer-0 rank 0 of 1" in prorl("logs", "trainer-0", env=acts(), cwd=tmp_path).stdout
+    assert "trainer-0 rank 0 of 1" in prorl("logs", "-c", "trainer-0", env=acts(), cwd=tmp_path).stdout
 
 
 def test_a_failure_names_the_process_and_resume_goes_on(tmp_path: Path) -> None:

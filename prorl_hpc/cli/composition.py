@@ -1,6 +1,6 @@
-"""Composes the configuration with Hydra, and turns its errors into one sentence each.
+"""Composes the configuration with Hydra, and turns its errors into one sentence each; all of them are told at once.
 
-Hydra stays what its users know: overrides, groups, ``--cfg job``, ``--help``, ``--multirun``, ``--config-dir``.
+Hydra stays what its users know: overrides, groups, ``--cfg job``, ``--multirun``, ``--config-dir``.
 """
 
 from __future__ import annotations
@@ -10,20 +10,27 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
+from prorl_hpc.cli.composition_errors import blamed_override, explain
 from prorl_hpc.config.schema import ProrlConfig
-from prorl_hpc.config.store import conf_dir, register_schema, to_config
+from prorl_hpc.config.store import conf_dir, register, to_config
 from prorl_hpc.messages.errors import ConfigError
 
-_SEE = "`prorl-hpc launch --cfg job` shows every setting"
+_COMMON = ("--cfg", "--resolve", "--package", "--run", "--multirun", "--config-dir", "--config-name", "--hydra-help")
+_RARE = ("--info", "--config-path", "--experimental-rerun", "--help", "--version", "--shell-completion")
+FLAGS = (*_COMMON, *_RARE)
+"""Hydra's own, by their long names; single letters pass as they are."""
+_PRINTING = ("--cfg", "-c", "job", "hydra", "all", "--info", "-i", "--hydra-help", "--resolve")
+_MOST_ERRORS = 30
 
 
 @dataclass(frozen=True)
@@ -34,28 +41,61 @@ class Composed:
     overrides: list[str]
 
 
-def compose_all(arguments: list[str]) -> list[Composed]:
-    """What Hydra makes of the command line: one entry, several with ``--multirun``, none after ``--help`` or
-    ``--cfg``, which print. Raises ConfigError."""
+def compose_all(arguments: list[str], own_flags: tuple[str, ...] = ()) -> list[Composed]:
+    """What Hydra makes of the command line: one entry, several with ``--multirun``, none after ``--cfg`` and its like,
+    which print. Raises ConfigError that tells all that is wrong; ``own_flags`` are those of the verb."""
+    _check_flags(arguments, own_flags)
+    _check_directories()
+    left, errors = list(arguments), list[str]()
+    for _ in range(_MOST_ERRORS):
+        try:
+            composed = _compose(left)
+        except (HydraException, OmegaConfBaseException, MissingConfigException) as error:
+            errors.append(explain(error))
+            blamed = blamed_override(error, left)
+            if blamed is None:
+                break
+            left.remove(blamed)  # what else is wrong shows without it
+            left = [word for word in left if word not in _PRINTING]
+            continue
+        if not errors:
+            return composed
+        break
+    told = list(dict.fromkeys(errors))
+    if len(told) == 1:
+        raise ConfigError(told[0])
+    raise ConfigError(f"{len(told)} things are wrong:" + "".join(f"\n  - {error}" for error in told))
+
+
+def _compose(arguments: list[str]) -> list[Composed]:
     found: list[tuple[DictConfig, list[str]]] = []
 
     def keep(composed: DictConfig) -> None:
         found.append((composed, list(HydraConfig.get().overrides.task)))
 
-    register_schema()
+    register()
     decorated = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(keep)
-    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sweep = tempfile.TemporaryDirectory(prefix="prorl-sweep-")  # Hydra keeps a record there that nobody needs
-    asked = [f"hydra.sweep.dir={sweep.name}"] if {"-m", "--multirun"} & {*arguments} else []
-    sys.argv = ["prorl-hpc launch", *arguments, *asked]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out instead of printing them and exiting
-    try:
+    with _command_line(arguments):
         decorated()
-        return [Composed(_typed(composed), overrides) for composed, overrides in found]
-    except (HydraException, OmegaConfBaseException, MissingConfigException) as error:
-        raise ConfigError(explain(error)) from error
+    return [Composed(_typed(composed), overrides) for composed, overrides in found]
+
+
+@contextmanager
+def _command_line(arguments: list[str]) -> Iterator[None]:
+    """``sys.argv`` as Hydra shall see it. It lets exceptions out, instead of printing them and exiting."""
+    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        if {"-m", "--multirun"} & {*arguments}:
+            with tempfile.TemporaryDirectory(
+                prefix="prorl-sweep-"
+            ) as sweep:  # for a record of Hydra's that nobody needs
+                sys.argv = ["prorl-hpc launch", *arguments, f"hydra.sweep.dir={sweep}"]
+                yield
+        else:
+            sys.argv = ["prorl-hpc launch", *arguments]
+            yield
     finally:
-        sweep.cleanup()
         sys.argv = argv
         if full_error is None:
             del os.environ["HYDRA_FULL_ERROR"]
@@ -70,65 +110,35 @@ def _typed(composed: DictConfig) -> ProrlConfig:
     return to_config({str(key): value for key, value in values.items()})
 
 
-def explain(error: Exception) -> str:
-    """One sentence for a person: what was given, what is allowed."""
-    if isinstance(error, MissingConfigException):
-        return _explain_choice(error)
-    if isinstance(error, OverrideParseException):
-        return f"{error.override!r} is not an override: {str(error).splitlines()[-2].strip()}. Write group=choice or name=value"
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    if isinstance(cause, MissingMandatoryValue):
-        return f"{cause.full_key or 'a setting'} must be given: {cause.full_key}=…"
-    key = getattr(cause, "full_key", None) or ""
-    if cause is not None and ("not in '" in str(cause) or "not in struct" in str(cause)):
-        return _explain_key(key)
-    reason = str(cause if cause is not None else error).splitlines()[0]
-    return f"{key}: {reason}" if key else reason
+def _check_flags(arguments: list[str], own_flags: tuple[str, ...]) -> None:
+    """Hydra would print its usage, and take ``--dry`` for whatever it likes. Raises ConfigError."""
+    known = [*own_flags, *FLAGS]
+    for word in arguments:
+        flag = word.partition("=")[0]
+        if not flag.startswith("--") or flag in known:
+            continue
+        near = difflib.get_close_matches(flag, known, n=1, cutoff=0.6)
+        near = near or [name for name in known if flag == name.replace("-", "") or name.startswith(flag)][:1]
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"there is no flag {flag}; {hint}flags: {', '.join(sorted(known))}")
 
 
-def _explain_choice(error: MissingConfigException) -> str:
-    missing = error.missing_cfg_file or "?"
-    group, _, choice = str(missing).rpartition("/")
-    options = sorted(str(option) for option in error.options or [])
-    near = difflib.get_close_matches(choice, options, n=1, cutoff=0.4)
-    hint = f"did you mean {group}={near[0]}? " if near else ""
-    return f"{group}={choice}: there is no such choice; {hint}choices of {group}: {', '.join(options) or 'none'}"
+def _check_directories() -> None:
+    """Raises ConfigError for a directory that was named and is not there."""
+    for word in filter(None, os.environ.get("PRORL_CONF_DIR", "").split(":")):
+        if not Path(word).expanduser().is_dir():
+            raise ConfigError(
+                f"PRORL_CONF_DIR={word}: there is no such directory; it holds cluster/NAME.yaml and the like"
+            )
 
 
-def _explain_key(key: str) -> str:
-    """An unknown setting, with the nearest known ones."""
-    parent = key.rpartition(".")[0]
-    if parent in _open_dicts():
-        return f"{key} is new: {parent} takes any name, written with a plus: +{key}=…"
-    known = list(setting_names(ProrlConfig()))
-    groups = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
-    candidates = list(dict.fromkeys([*known, *groups])) if parent else groups
-    near = difflib.get_close_matches(key, candidates, n=2, cutoff=0.7)
-    last = key.rpartition(".")[2]
-    near += [name for name in known if name.rpartition(".")[2] == last and name not in near][:2]
-    if near:
-        return f"there is no setting {key}; did you mean {' or '.join(near)}? {_SEE}"
-    inside = [name for name in known if parent and name.startswith(f"{parent}.")]
-    allowed = f"settings of {parent}: {', '.join(n.removeprefix(parent + '.') for n in inside)}" if inside else _SEE
-    return f"there is no setting {key}; {allowed}"
+def show_help(arguments: list[str]) -> None:
+    """``--help``, much sooner than by Hydra's own, which asks every directory anew for every group. Raises
+    ConfigError."""
+    from prorl_hpc.cli.launch_help import help_text
 
-
-def setting_names(config: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all settings, groups of them included."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        yield prefix + field.name
-        if is_dataclass(value):
-            yield from setting_names(value, f"{prefix}{field.name}.")
-
-
-def _open_dicts() -> list[str]:
-    config = ProrlConfig()
-
-    def value_at(name: str) -> Any:
-        value: Any = config
-        for part in name.split("."):
-            value = getattr(value, part)
-        return value
-
-    return [name for name in setting_names(config) if isinstance(value_at(name), dict)]
+    words = [word for word in arguments if word not in ("--help", "-h")]
+    given = next((words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--config-dir", "-cd")), None)
+    given = given or next((word.partition("=")[2] for word in words if word.startswith("--config-dir=")), None)
+    composed = compose_all(words)
+    print(help_text(composed[0].config if composed else ProrlConfig(), Path(given).absolute() if given else None))

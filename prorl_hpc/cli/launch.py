@@ -5,66 +5,119 @@ Imports come when they are needed: a typo is answered, and ``--help`` and ``--cf
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from prorl_hpc.cli.composition import Composed, compose_all
-from prorl_hpc.cli.run_choice import link_latest
+from prorl_hpc.cli.composition import Composed, compose_all, show_help
 from prorl_hpc.config.model_directory import prepared_model
-from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.validation import validate
-from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.slurm.plan import make_plan
 
-_OWN_FLAGS = ("--dry-run", "--detach")
+OWN_FLAGS = ("--dry-run", "--detach")
+_INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
     """Exit codes: see __main__. Hydra's own flags (--cfg job, --multirun, --config-dir, …) work as everywhere."""
-    flags = {word for word in argv if word in _OWN_FLAGS}
-    composed = compose_all([word for word in argv if word not in _OWN_FLAGS])
-    if errors := [error for entry in composed for error in _errors(entry.config)]:
+    if "--help" in argv or "-h" in argv:
+        show_help([word for word in argv if word not in OWN_FLAGS])
+        return 0
+    flags = {word for word in argv if word in OWN_FLAGS}
+    composed = compose_all([word for word in argv if word not in OWN_FLAGS], OWN_FLAGS)
+    return start_all(composed, dry_run="--dry-run" in flags, detach="--detach" in flags)
+
+
+def start_all(composed: list[Composed], *, dry_run: bool, detach: bool) -> int:
+    """Check all, then start all or, if one of them is wrong, none. Of a sweep a run that is refused or fails is told,
+    and the others are started all the same."""
+    if errors := _all_errors(composed, starting=not dry_run):
         _tell_errors(errors)
         return 2
     # a sweep on a cluster comes back at once; on one machine its runs take turns
-    detach = "--detach" in flags or (len(composed) > 1 and composed[0].config.cluster.kind == "slurm")
+    detach = detach or (len(composed) > 1 and composed[0].config.cluster.kind == "slurm")
+    codes: list[int] = []
     for entry in composed:
-        code = _dry_run(entry.config) if "--dry-run" in flags else launch(entry, detach=detach)
-        if code != 0:
-            return code
-    return 0
+        if len(composed) > 1:
+            print(f"\nrun {len(codes) + 1} of {len(composed)}: {' '.join(entry.overrides)}", flush=True)
+        codes.append(_start(entry, dry_run=dry_run, detach=detach))
+        if codes[-1] == _INTERRUPTED:
+            break
+    if len(composed) > 1:
+        _tell_sweep(composed, codes, "submitted" if detach else "well")
+    return _INTERRUPTED if _INTERRUPTED in codes else max(codes, default=0)
+
+
+def _start(entry: Composed, *, dry_run: bool, detach: bool) -> int:
+    try:
+        return _dry_run(entry.config) if dry_run else launch(entry, detach=detach)
+    except ConfigError as error:
+        print(f"prorl-hpc launch: {error}", file=sys.stderr)
+        return 2
 
 
 def launch(entry: Composed, *, detach: bool) -> int:
-    """Start one checked configuration in a new run directory."""
+    """Start one checked configuration in a new run directory. Raises ConfigError, leaving nothing behind, if Slurm
+    refuses it."""
     from prorl_hpc.cli.attempt import run_attempt
     from prorl_hpc.cli.environment_record import environment_record
+    from prorl_hpc.cli.run_choice import link_latest
+    from prorl_hpc.config.run_directory import RunDirectory
+    from prorl_hpc.messages.codec import write_json
     from prorl_hpc.transport.keys import RunKeys
 
     config = with_absolute_paths(entry.config)
     if not config.model.path:
         from prorl_hpc.cli.model import prepare_in_child
-        from prorl_hpc.cli.preflight import check_model
+        from prorl_hpc.cli.preflight_model import check_model
 
         config.model.path = str(prepare_in_child(config.model.prepare))
         if errors := check_model(Path(config.model.path)):
             _tell_errors(errors)
             return 2
     plan = make_plan(config)
-    run = RunDirectory.create(config)
-    try:
+    root = Path(config.run.root)
+    with _nothing_left_if_refused(root) as made:
+        run = RunDirectory.create(config)
+        made.append(run.path)
         RunKeys.create(run.keys)
         write_json(run.path / "environment.json", environment_record(entry.overrides))
-        link_latest(run, Path(config.run.root))
+        link_latest(run, root)
         return run_attempt(run, config, plan, detach=detach)
-    except ConfigError:  # the submission was refused: nothing ran, so nothing stays
-        shutil.rmtree(run.path)
-        (Path(config.run.root) / "latest").unlink(missing_ok=True)
+
+
+@contextmanager
+def _nothing_left_if_refused(root: Path) -> Iterator[list[Path]]:
+    """Nothing ran before there is a job, so nothing stays if it comes to none: neither the run directory that the block
+    puts into the list, nor the link to it, nor the directories above it that were made for it."""
+    link = root / "latest"
+    before = link.readlink() if link.is_symlink() else None
+    absent = [path for path in (root, *root.parents) if not path.exists()]
+    made: list[Path] = []
+    try:
+        yield made
+    except BaseException:
+        for path in made:
+            if (path / "jobs" / "job.json").exists():
+                raise
+            shutil.rmtree(path)
+            if link.is_symlink() and link.readlink().name == path.name:
+                link.unlink() if before is None else _point(link, before)
+            for directory in (path.parent, *absent):
+                with contextlib.suppress(OSError):  # not empty: others' runs are there
+                    directory.rmdir()
         raise
+
+
+def _point(link: Path, target: Path) -> None:
+    link.unlink()
+    link.symlink_to(target)
 
 
 def with_absolute_paths(config: ProrlConfig) -> ProrlConfig:
@@ -79,32 +132,65 @@ def with_absolute_paths(config: ProrlConfig) -> ProrlConfig:
         heldout=dataclasses.replace(config.task.heldout, path=absolute(config.task.heldout.path)),
     )
     image = config.sandbox.image
+    cluster = config.cluster
+    containers = {
+        name: dataclasses.replace(part, container=absolute(part.container))
+        for name in ("rollout", "inference", "trainer")
+        if (part := getattr(cluster, name))
+    }
+    own = dataclasses.replace(cluster.container, image=absolute(cluster.container.image))
     return dataclasses.replace(
         config,
         run=dataclasses.replace(config.run, root=absolute(config.run.root)),
         model=dataclasses.replace(config.model, path=absolute(config.model.path)),
         sandbox=dataclasses.replace(config.sandbox, image=absolute(image) if Path(image).exists() else image),
         task=task,
+        cluster=dataclasses.replace(cluster, container=own, **containers),
     )
 
 
-def _errors(config: ProrlConfig) -> list[str]:
-    from prorl_hpc.cli.preflight import preflight
+def _all_errors(composed: list[Composed], *, starting: bool) -> list[str]:
+    """Of all runs; what is wrong with some of a sweep only says with which."""
+    from prorl_hpc.cli.preflight import preflight, warnings
 
-    return [*validate(config), *preflight(config)]
+    owners: dict[str, list[Composed]] = {}
+    for entry in composed:
+        for error in dict.fromkeys([*validate(entry.config), *preflight(entry.config, starting=starting)]):
+            owners.setdefault(error, []).append(entry)
+    for warning in dict.fromkeys(
+        warning for entry in composed for warning in warnings(entry.config, starting=starting)
+    ):
+        print(f"warning: {warning}", file=sys.stderr)
+    return [
+        error if len(entries) == len(composed) else f"{error} (in {'; '.join(' '.join(e.overrides) for e in entries)})"
+        for error, entries in owners.items()
+    ]
 
 
 def _dry_run(config: ProrlConfig) -> int:
-    from prorl_hpc.cli.plan_view import dry_run_text
+    """2 if Slurm would refuse the script."""
+    from prorl_hpc.cli.plan_view import dry_run
 
     config = with_absolute_paths(config)
     config.model.path = config.model.path or str(prepared_model(config.model.prepare))
-    print(dry_run_text(config, make_plan(config)))
-    return 0
+    shown = dry_run(config, make_plan(config))
+    print(shown.text)
+    if shown.refused:
+        print(f"prorl-hpc launch: {shown.refused}", file=sys.stderr)
+    return 2 if shown.refused else 0
 
 
 def _tell_errors(errors: list[str]) -> None:
     count = f"{len(errors)} things are" if len(errors) > 1 else "One thing is"
     print(f"{count} wrong, nothing was started:", file=sys.stderr)
-    for error in dict.fromkeys(errors):
+    for error in errors:
         print(f"  - {error}", file=sys.stderr)
+
+
+def _tell_sweep(composed: list[Composed], codes: list[int], word: str) -> None:
+    print(f"\nsweep: {codes.count(0)} of {len(composed)} runs {word}")
+    for i, entry in enumerate(composed):
+        if i >= len(codes):
+            print(f"  not started: {' '.join(entry.overrides)}")
+        elif codes[i]:
+            print(f"  exit code {codes[i]}: {' '.join(entry.overrides)}")

@@ -19,7 +19,7 @@ a group is chosen by its name, `cluster=slurm model=path engine=vllm`. `--cfg jo
 """
 
 
-def _field_docs(cls: type) -> dict[str, str]:
+def field_docs(cls: type) -> dict[str, str]:
     """The string literals that follow the fields in the class's source."""
     body = ast.parse(inspect.getsource(cls)).body[0]
     assert isinstance(body, ast.ClassDef)
@@ -33,7 +33,7 @@ def _field_docs(cls: type) -> dict[str, str]:
 
 def _rows(value: Any, prefix: str) -> list[str]:
     """One table row a field; nested dataclasses are flattened into dotted keys."""
-    docs = _field_docs(type(value))
+    docs = field_docs(type(value))
     rows = []
     for field in dataclasses.fields(value):
         key, current = f"{prefix}.{field.name}", getattr(value, field.name)

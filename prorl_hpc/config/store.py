@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,31 @@ def conf_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "conf"
 
 
-def register_schema() -> None:
-    """Make ProrlConfig known to Hydra as ``prorl_schema``, so that it refuses unknown keys and wrong types."""
+def user_conf_dirs() -> list[Path]:
+    """Directories of groups beside ours: those of $PRORL_CONF_DIR (a site's, a user's; colons between), then
+    ``~/.config/prorl_hpc/conf``. They hold ``cluster/mysite.yaml`` and the like; only those that exist."""
+    named = [Path(word).expanduser() for word in os.environ.get("PRORL_CONF_DIR", "").split(":") if word]
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "prorl_hpc" / "conf"
+    return [path.absolute() for path in dict.fromkeys([*named, home]) if path.is_dir()]
+
+
+def register() -> None:
+    """Make ProrlConfig known to Hydra as ``prorl_schema``, so that it refuses unknown keys and wrong types, and put the
+    user's directories on its search path."""
+    from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class UserDirectories(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            for path in user_conf_dirs():
+                search_path.append(provider="user", path=f"file://{path}")
 
     ConfigStore.instance().store(name="prorl_schema", node=ProrlConfig)
+    known = Plugins.instance().discover(SearchPathPlugin)
+    if all(plugin.__name__ != UserDirectories.__name__ for plugin in known):
+        Plugins.instance().register(UserDirectories)
 
 
 def to_config(composed: DictConfig | dict[str, Any]) -> ProrlConfig:
@@ -37,7 +58,7 @@ def compose(overrides: list[str] | None = None) -> ProrlConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    register_schema()
+    register()
     with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
         composed = hydra_compose(config_name="config", overrides=overrides or [])
     return to_config(composed)

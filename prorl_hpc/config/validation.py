@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prorl_hpc.config.schema import ClusterConfig, ComponentConfig, ProrlConfig
+from prorl_hpc.config.cluster_validation import cluster_errors
+from prorl_hpc.config.schema import ProrlConfig
 
 Check = tuple[Callable[[Any], bool], str]
 
@@ -39,7 +39,8 @@ _RULES: list[tuple[Check, str]] = [
     (_AT_LEAST_1, "trainer.groups_per_step trainer.group_size"),
     (_AT_LEAST_1, "trainer.max_rows_per_step trainer.ranks_per_node trainer.threads trainer.micro_batch_tokens"),
     (_AT_LEAST_1, "trainer.checkpoint_every trainer.keep_checkpoints trainer.eval_prompts trainer.eval_samples"),
-    (_AT_LEAST_1, "cluster.time_minutes cluster.rollout.nodes cluster.inference.nodes cluster.trainer.nodes"),
+    (_AT_LEAST_1, "cluster.time_minutes cluster.requeue_without_progress"),
+    (_NOT_NEGATIVE, "cluster.rollout.nodes cluster.inference.nodes cluster.trainer.nodes run.drain_s"),
     (_NOT_NEGATIVE, "run.min_free_disk_gib run.min_free_memory_gib run.restarts engine.restarts sandbox.start_retries"),
     (_NOT_NEGATIVE, "rollout.drain_s"),
     (_NOT_NEGATIVE, "sandbox.warm sandbox.max_disk_mib sandbox.max_file_mib sandbox.max_cpus"),
@@ -54,7 +55,9 @@ _RULES: list[tuple[Check, str]] = [
     ((lambda v: 0 < v < 1, "between 0 and 1"), "trainer.clip_low"),
     ((lambda v: v in (0, 1, 2, 3), "0, 1, 2 or 3"), "trainer.zero_stage"),
     ((lambda v: v == 0 or 1024 <= v < 65536, "0, or 1024 to 65535"), "rollout.http_port"),
+    ((lambda v: 0 < v <= 65535, "greater than 0 and at most 65535"), "cluster.signal_lead_s"),
     (_one_of("local", "slurm"), "cluster.kind"),
+    (_one_of("gpus-per-node", "gres"), "cluster.gpu_option"),
     (_one_of("auto", "vllm", "transformers", "scripted"), "engine.kind"),
     (_one_of("auto", "apptainer", "local"), "sandbox.kind"),
     (_one_of("none", "host"), "sandbox.network"),
@@ -78,7 +81,8 @@ def validate(config: ProrlConfig) -> list[str]:
         *_clocks(config),
         *_sandbox(config),
         *_tokens(config),
-        *_cluster(config),
+        *_outside(config),
+        *cluster_errors(config),
     ]
 
 
@@ -177,37 +181,12 @@ def _tokens(config: ProrlConfig) -> Iterator[str]:
         )
 
 
-def _cluster(config: ProrlConfig) -> Iterator[str]:
-    cluster = config.cluster
-    if cluster.kind == "local":
-        yield from _ignored_on_one_machine(cluster)
-        return
-    servers = config.engine.servers_per_node * config.engine.tensor_parallel
-    if 0 < cluster.inference.gpus < servers:
-        yield (
-            f"cluster.inference.gpus={cluster.inference.gpus}: engine.servers_per_node={config.engine.servers_per_node} "
-            f"times engine.tensor_parallel={config.engine.tensor_parallel} needs {servers} per node"
-        )
-    if config.trainer.enabled and 0 < cluster.trainer.gpus < config.trainer.ranks_per_node:
-        yield (
-            f"cluster.trainer.gpus={cluster.trainer.gpus} is less than trainer.ranks_per_node="
-            f"{config.trainer.ranks_per_node}: every rank needs a GPU of its own"
-        )
-
-
-def _ignored_on_one_machine(cluster: ClusterConfig) -> Iterator[str]:
-    """Sizes are ignored by a local run, as documented; what only Slurm understands is refused, not dropped."""
-    plain = ClusterConfig()
-    given = {
-        name: getattr(cluster, name)
-        for name in ("account", "qos", "reservation", "extra", "srun_args")
-        if getattr(cluster, name) != getattr(plain, name)
-    }
-    for part in ("rollout", "inference", "trainer"):
-        component: ComponentConfig = getattr(cluster, part)
-        for field in dataclasses.fields(component):
-            value = getattr(component, field.name)
-            if field.name in ("partition", "constraint", "exclusive", "extra") and value:
-                given[f"{part}.{field.name}"] = value
-    for name, value in given.items():
-        yield f"cluster.{name}={value} has no effect on one machine: use cluster=slurm, or leave it out"
+def _outside(config: ProrlConfig) -> Iterator[str]:
+    for url in config.engine.outside:
+        if not re.fullmatch(r"https?://[^\s/]+(/\S*)?|unix:/\S+", url):
+            yield (
+                f"engine.outside: {url!r} must be the URL of an OpenAI server, such as http://node7:8000/v1 or "
+                "unix:/run/llm.sock"
+            )
+    if len(set(config.engine.outside)) < len(config.engine.outside):
+        yield f"engine.outside={','.join(config.engine.outside)}: every server must be named once"

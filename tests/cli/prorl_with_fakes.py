@@ -8,11 +8,11 @@ import sys
 from fakes.runs import fake_plan
 
 import prorl_hpc.cli.launch
-import prorl_hpc.cli.preflight
+import prorl_hpc.cli.preflight_model
 import prorl_hpc.cli.resume
 from prorl_hpc.__main__ import main
 
 prorl_hpc.cli.launch.make_plan = fake_plan
 prorl_hpc.cli.resume.make_plan = fake_plan
-prorl_hpc.cli.preflight.check_model = lambda path: []
+prorl_hpc.cli.preflight_model.check_model = lambda path: []
 sys.exit(main())

@@ -53,7 +53,7 @@ def test_hydra_is_as_its_users_know_it(tmp_path: Path, monkeypatch: pytest.Monke
     shown = prorl("launch", "--cfg", "job", "trainer.steps=77", cwd=tmp_path)
     assert "steps: 77" in shown.stdout
     help_text = prorl("launch", "--help", cwd=tmp_path).stdout
-    assert "cluster: local, slurm" in help_text
+    assert "site_gpu" in help_text
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "mine.yaml").write_text("kind: slurm\naccount: me\n")
     (own,) = composition.compose_all(["--config-dir", str(tmp_path), "cluster=mine"])
@@ -103,8 +103,9 @@ def test_dry_run_shows_plan_and_script_and_starts_nothing(tmp_path: Path) -> Non
     # a scheduler that is there by name only
     stub = tmp_path / "bin"
     stub.mkdir()
-    for program in ("sbatch", "srun", "squeue", "scancel"):
-        (stub / program).write_text("#!/bin/sh\necho would start >&2\n")
+    for program in ("sbatch", "srun", "squeue", "scancel", "scontrol"):
+        code = 1 if program == "scontrol" else 0
+        (stub / program).write_text(f"#!/bin/sh\necho would start >&2\nexit {code}\n")
         (stub / program).chmod(0o755)
     done = prorl("launch", *words, cwd=tmp_path, env={"PATH": f"{stub}:{os.environ['PATH']}"})
     assert done.returncode == 0, done.stderr

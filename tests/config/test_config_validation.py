@@ -20,7 +20,7 @@ def changed(**values: Any) -> ProrlConfig:
     return config
 
 
-@pytest.mark.parametrize("overrides", [[], ["experiment=quick"], ["cluster=slurm"], ["cluster=slurm_site"]])
+@pytest.mark.parametrize("overrides", [[], ["experiment=quick"], ["cluster=slurm"], ["cluster=site_gpu"]])
 def test_the_configurations_that_come_with_it_are_valid(overrides: list[str]) -> None:
     assert validate(compose(overrides)) == []
 
@@ -59,7 +59,7 @@ def test_the_configurations_that_come_with_it_are_valid(overrides: list[str]) ->
         ({"sandbox__writable": "all"}, "sandbox.writable=all: must be one of workspace, image"),
         ({"cluster__account": "x"}, "cluster.account=x has no effect"),
         ({"cluster__rollout__partition": "x"}, "cluster.rollout.partition=x has no effect"),
-        ({"cluster__kind": "slurm", "cluster__inference__gpus": 1, "engine__tensor_parallel": 2}, "needs 2 per node"),
+        ({"cluster__kind": "slurm", "cluster__inference__gpus": 1, "engine__tensor_parallel": 2}, "need 2 per node"),
         ({"cluster__kind": "slurm", "cluster__trainer__gpus": 1, "trainer__ranks_per_node": 2}, "a GPU of its own"),
     ],
 )

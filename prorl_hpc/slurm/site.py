@@ -130,3 +130,11 @@ def ask_site(ask: Ask = run_command, user: str = "") -> Site:
         associations=accounting,
         qos={q.name: q for q in parse_qos(said["qos"].out)} if accounting is not None else {},
     )
+
+
+def controller_answers(ask: Ask = run_command) -> str:
+    """Why this machine cannot talk to the controller (MUNGE, network, configuration); empty if it can."""
+    answer = ask(["scontrol", "ping"])
+    if answer.failed or " UP" not in answer.out:
+        return answer.failed or answer.out.strip()
+    return ""

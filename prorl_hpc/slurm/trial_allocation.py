@@ -161,6 +161,5 @@ def _small(options: dict[str, str]) -> dict[str, str]:
         small["gpus-per-node"] = re.sub(r"\d+$", "1", wanted)
     if wanted := small.get("nodelist"):
         small["nodelist"] = expand_hosts(wanted)[0]
-    if "licenses" in small:
-        del small["licenses"]
+    small.pop("licenses", None)
     return small

@@ -8,7 +8,6 @@ with Testbed.open(RolloutConfig(…), workers=1) as bed:
 from __future__ import annotations
 
 import contextlib
-import secrets
 import shutil
 import sys
 import tempfile
@@ -47,7 +46,6 @@ class Testbed:
         write_json(self.run.plan_file, make_plan(config))
         self.processes = processes
         self.workers = [f"worker-{number}" for number in range(workers)]
-        self._job_token = secrets.token_hex(16)
 
     @classmethod
     @contextlib.contextmanager
@@ -72,7 +70,7 @@ class Testbed:
             self.wait_ready(name)
 
     def start_coordinator(self) -> None:
-        """Also again after a kill: it belongs to the same job."""
+        """Also again after a kill."""
         self.start_module("rollout", "coordinator")
         self.wait_ready("coordinator")
 
@@ -116,7 +114,7 @@ class Testbed:
     def start_module(self, module: str, name: str, *arguments: str) -> None:
         """``python -m prorl_hpc.<module>`` as a process of this run."""
         command = [sys.executable, "-m", f"prorl_hpc.{module}", "--run-dir", str(self.run.path), "--name", name]
-        environment = {"PRORL_JOB_TOKEN": self._job_token, "PRORL_LOG_LEVEL": "WARNING"}
+        environment = {"PRORL_LOG_LEVEL": "WARNING"}
         self.processes.start(name, [*command, *arguments], environment)
 
 

@@ -50,8 +50,11 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
+    """``left``: it was told to go, and said so; what it had is not to blame."""
+
     worker_id: str
     reason: str
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,11 @@ class ServerSeen:
 
 @dataclass(frozen=True, slots=True)
 class ServerLost:
+    """``left`` as in WorkerLost."""
+
     server_id: str
     reason: str
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +99,35 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Recover:
-    """Rollouts that were accepted by an earlier process, with the highest attempt number known of each. For
-    ``grace_s`` they wait for a worker that still holds them; then they are started anew."""
+class Drain:
+    """From now on no rollout starts, for good, and a failure that would be tried again uses up no retry: everything
+    is about to end. Those that have started go on."""
 
-    rollouts: tuple[tuple[RolloutSpec, int], ...]
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A rollout that was accepted by an earlier process. ``attempt``: the highest number known; ``spared``: how many
+    attempts before it used up no retry; ``asleep``: it starts only when it is woken."""
+
+    spec: RolloutSpec
+    attempt: int = 1
+    spared: int = 0
+    asleep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """For ``grace_s`` the rollouts wait for a worker that still holds them; then they are started anew."""
+
+    rollouts: tuple[Unfinished, ...]
     grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Rollouts that were recovered asleep may start; others are passed over."""
+
+    rollout_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +139,7 @@ Event = (
     Submit
     | Cancel
     | Recover
+    | Wake
     | WorkerJoined
     | WorkerLost
     | WorkerDrains
@@ -118,6 +148,7 @@ Event = (
     | ServerDrains
     | ServerTrouble
     | Pause
+    | Drain
     | Tick
     | StageFinished
     | Discarded
@@ -132,17 +163,20 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A rollout ended; said exactly once for each that was accepted. ``result`` is slim, ``trajectory`` apart."""
+    """A rollout ended; said exactly once for each that was accepted. ``result`` is slim, ``trajectory`` apart;
+    ``attempt_id`` names the attempt that it ended as."""
 
     result: RolloutResult
     trajectory: bytes | None = None
+    attempt_id: str = ""
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """A rollout starts again as ``attempt``."""
+    """A rollout starts again as ``attempt``; ``spared`` of those before used up no retry."""
 
     rollout_id: str
     attempt: int
+    spared: int = 0
 
 
 Command = Order | Ended | Retried

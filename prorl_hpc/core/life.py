@@ -48,6 +48,8 @@ class Life:
     since: float
     status: Status = Status.QUEUED
     attempt: int = 1
+    spared: int = 0
+    """How many earlier attempts count for nothing: they were cut off by what was no fault of theirs."""
     worker: str = ""
     server: str = ""
     trajectory: bytes | None = None
@@ -66,6 +68,11 @@ class Life:
     @property
     def attempt_id(self) -> str:
         return attempt_id_of(self.spec.rollout_id, self.attempt)
+
+    @property
+    def tries(self) -> int:
+        """Attempts that count, the present one included."""
+        return self.attempt - self.spared
 
     @property
     def attempt_spec(self) -> RolloutSpec:
@@ -115,7 +122,7 @@ class Life:
             metrics=metrics,
             failure=failure,
             timings=self.timings,
-            attempts=self.attempt,
+            attempts=self.tries,
             worker=self.worker,
             server=self.server,
             row_id=str(spec.row.get("id", "")),

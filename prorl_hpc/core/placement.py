@@ -35,6 +35,7 @@ class Placement:
         self.workers: dict[str, Workplace] = {}
         self.servers = ServerBalancer(balancing)
         self.paused = False
+        self.draining = False
         self.attempts: dict[str, Life] = {}
         """Attempts that are on a worker and wanted."""
         self.overdue: Deadlines[tuple[str, str]] = Deadlines()
@@ -135,7 +136,7 @@ class Placement:
                     self._start_evals(workplace, now)
                     self._start_runs(workplace, now)
                     self._rank(workplace)
-        if not self.paused:
+        if not self.paused and not self.draining:
             self._start_inits(now)
 
     def _start_evals(self, workplace: Workplace, now: float) -> None:

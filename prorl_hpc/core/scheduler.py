@@ -13,6 +13,7 @@ from __future__ import annotations
 from prorl_hpc.core.events import (
     Cancel,
     Command,
+    Drain,
     Event,
     Order,
     Pause,
@@ -22,6 +23,7 @@ from prorl_hpc.core.events import (
     ServerSeen,
     Submit,
     Tick,
+    Wake,
     WorkerDrains,
     WorkerJoined,
     WorkerLost,
@@ -115,8 +117,12 @@ class Scheduler:
                 self._placement.touch_all()
             case Pause():
                 self._placement.paused = event.on
+            case Drain():
+                self._placement.draining = self._population.draining = True
             case Recover():
                 self._population.recover(event, now)
+            case Wake():
+                self._population.wake(event.rollout_ids, now)
 
     def life(self, rollout_id: str) -> Life | None:
         """A rollout that has not ended, to look at."""
@@ -125,6 +131,19 @@ class Scheduler:
     @property
     def paused(self) -> bool:
         return self._placement.paused
+
+    @property
+    def draining(self) -> bool:
+        return self._placement.draining
+
+    @property
+    def under_way(self) -> int:
+        """Rollouts that have started and will go on: those that wait for RUN, and no server is there, do not."""
+        return sum(
+            life.status is not Status.QUEUED
+            and (life.status is not Status.READY or self.servers.serves(life.spec.policy))
+            for life in self._population.lives.values()
+        )
 
     @property
     def lives(self) -> list[Life]:
@@ -217,7 +236,7 @@ class Scheduler:
             return False
         if held.running is None and not held.reports:
             return False
-        self._population.adopted(rollout_id)
+        self._population.adopted(rollout_id, now)
         life.attempt, life.worker = attempt, workplace.worker_id
         self._placement.attempts[held.rollout_id] = life
         for report in held.reports:
@@ -241,7 +260,7 @@ class Scheduler:
                 self.servers.release(attempt_id)
                 message = f"worker {event.worker_id} was lost: {event.reason}"
                 failure = Failure(_STAGES.get(life.status), FailureKind.INFRASTRUCTURE, message)
-                self._population.retry_or_fail(life, failure, now)
+                self._population.retry_or_fail(life, failure, now, spare=event.left)
             elif (ending := self._population.ending.get(attempt_id)) is not None and ending.worker == event.worker_id:
                 self._population.end_as_ruled(ending, None)
 
@@ -255,7 +274,8 @@ class Scheduler:
                 continue
             message = f"LLM server {event.server_id} was lost: {event.reason}"
             self._placement.discard(life, now)
-            self._population.retry_or_fail(life, Failure(Stage.RUN, FailureKind.INFERENCE, message), now, blame=False)
+            failure = Failure(Stage.RUN, FailureKind.INFERENCE, message)
+            self._population.retry_or_fail(life, failure, now, blame=False, spare=event.left)
 
     def _server_trouble(self, event: ServerTrouble) -> None:
         life = self._placement.attempts.get(event.rollout_id)

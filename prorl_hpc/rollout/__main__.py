@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import signal
 import sys
 from urllib.parse import urlsplit
 
@@ -16,8 +16,10 @@ from prorl_hpc.messages.status import Phase, ProcessState
 from prorl_hpc.observe.process import Process, favour_the_loop, process_arguments, stop_event
 from prorl_hpc.observe.rollout_store import RolloutStore
 from prorl_hpc.rollout.coordinator import Coordinator
+from prorl_hpc.rollout.epoch import epoch_token
 from prorl_hpc.rollout.journal import Journal
 from prorl_hpc.rollout.journal_database import JournalInUse
+from prorl_hpc.rollout.journal_shelf import ShelfLimits
 from prorl_hpc.rollout.keepsakes import Keepsakes
 from prorl_hpc.service.server import HttpFace
 from prorl_hpc.slurm.plan import Plan
@@ -28,24 +30,27 @@ from prorl_hpc.transport.keys import RunKeys
 
 log = logging.getLogger(__name__)
 
-JOB_TOKEN = "PRORL_JOB_TOKEN"
-"""In the environment: names the job. The supervisor gives the same to a coordinator that it starts again."""
+DRAIN = signal.SIGUSR1
+"""Start no rollout any more: the attempt is about to end."""
 
 
 async def serve(process: Process) -> None:
-    """Until SIGTERM or SIGINT."""
-    stop = stop_event()
+    """Until SIGTERM or SIGINT; DRAIN may come before."""
+    stop, drain = stop_event(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(DRAIN, drain.set)
     run, config = process.run, process.config
     keys = RunKeys.load(run.keys)
     plan = read_json(run.plan_file, Plan)
     if plan is None:
         raise RunError(f"{run.plan_file} is missing: a run directory that `launch` or `resume` made has one")
     address = node_address(config.cluster.interface)
-    epoch = os.environ.get(JOB_TOKEN, "")
     process.say(Phase.STARTING, "reading the journal")
     store = RolloutStore(run) if config.rollout.keep_trajectories else None
-    keepsakes = Keepsakes(run.keepsakes_file, epoch)
-    journal = await Journal.open(run.journal_file, epoch=epoch, store=store)
+    epoch, attempt = epoch_token(run), run.attempt
+    own_trainer = any(planned.role == "trainer" for planned in plan.processes)
+    keepsakes = Keepsakes(run.keepsakes_file, epoch, attempt, own_trainer=own_trainer)
+    limits = ShelfLimits(kept_batches=ShelfLimits.kept_batches + 2 * config.trainer.checkpoint_every)
+    journal = await Journal.open(run.journal_file, epoch=epoch, attempt=attempt, store=store, limits=limits)
     door: RouterDoor[AgentToCoordinator] = RouterDoor(
         AgentToCoordinator, keys, process.runtime_dir / "coordinator.zmq", None if plan.single_node else address
     )
@@ -57,6 +62,7 @@ async def serve(process: Process) -> None:
             journal,
             keepsakes,
             status_file=run.status_file,
+            drained_marker=run.drained_marker,
             tasks=sorted({*BUILT_IN, config.task.name}),
             first_server_s=config.run.start_timeout_s,
         )
@@ -77,14 +83,17 @@ async def serve(process: Process) -> None:
                 keepsakes.listens(urlsplit(face.url).port or 0)
             endpoints = {"zmq_ipc": door.ipc, "zmq_tcp": door.tcp, "uds": str(socket_path), "http": face.url}
             process.ready({kind: where for kind, where in endpoints.items() if where})
-            await coordinator.run(stop)
+            if run.stop_marker.exists():  # the signal may have come before there was somebody to hear it
+                drain.set()
+            await coordinator.run(stop, drain=drain)
             process.say(Phase.STOPPING)
     finally:
         door.close()
-        await journal.close()
+        await journal.close(goes_on=not run.finished_marker.exists())
 
 
 def main() -> int:
+    signal.signal(DRAIN, signal.SIG_IGN)  # until there is something to drain
     arguments = process_arguments("rollout")
     state_file = RunDirectory(arguments.run_dir).process_state(arguments.name)
     before = read_json(state_file, ProcessState)

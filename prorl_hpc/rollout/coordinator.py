@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from prorl_hpc.config.schema import RolloutConfig
-from prorl_hpc.core.events import Pause, Recover, ServerDrains, WorkerDrains
+from prorl_hpc.core.events import Drain, Pause, Recover, ServerDrains, WorkerDrains
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.control import AgentToCoordinator
 from prorl_hpc.messages.inference import OutsideServer, WeightUpdate, WeightUpdated
@@ -36,6 +36,7 @@ T = TypeVar("T")
 _TICK_S = 0.25
 _STATUS_S = 1.0
 _GOODBYE_S = 1.0
+_DRAIN_LOOK_S = 0.1
 _GRACE_BEATS = 3
 """Heartbeats after a restart that workers have to say what they hold."""
 
@@ -52,6 +53,7 @@ class Coordinator(OrderDesk):
         keepsakes: Keepsakes,
         *,
         status_file: Path,
+        drained_marker: Path,
         tasks: Collection[str],
         first_server_s: float = 600.0,
         clock: Clock = time.monotonic,
@@ -61,6 +63,8 @@ class Coordinator(OrderDesk):
         self._config = config
         self._door = door
         self._status_file = status_file
+        self._drained_marker = drained_marker
+        self._awaited = frozenset(keepsakes.awaited)
         self._began = clock()
         self._outbox = Outbox(door)
         self._publications = Publications(self._send_weights, keepsakes, first_server_s=first_server_s)
@@ -68,35 +72,51 @@ class Coordinator(OrderDesk):
         super().__init__(run_id, config, journal, self._outbox, self._publications, metrics, clock)
         for policy, update in keepsakes.weights.items():
             self._scheduler.servers.require(policy, update.version)
+        for policy in self._awaited:  # not the weights that an engine starts with
+            self._scheduler.servers.require(policy, 1)
         self._outside = OutsideServers(keepsakes, self._dispatch.tell, self._scheduler.servers.newest)
 
-    async def run(self, stop: asyncio.Event, reason: str = "the run is over") -> None:
-        """Serve until ``stop``, then tell all agents to shut down. Raises what breaks it."""
+    async def run(
+        self, stop: asyncio.Event, reason: str = "the run is over", *, drain: asyncio.Event | None = None
+    ) -> None:
+        """Serve until ``stop``, then tell all agents to shut down. From ``drain`` on no rollout is started; when none is
+        under way any more, ``drained_marker`` is written. Raises what breaks it."""
         async with asyncio.TaskGroup() as group:
             works = (self._receive(), self._outbox.run(), self._tick(), self._watch(), self._write_status())
             tasks = [group.create_task(work) for work in (*works, self._outside.watch(), self._watch_journal())]
+            tasks += [group.create_task(self._drain(drain))] if drain is not None else []
             await stop.wait()
             await self._end(reason)
             for task in tasks:
                 task.cancel()
 
     async def resume(self) -> None:
-        """Go on with what an earlier process of this job had accepted. Once, before ``run``."""
+        """Go on with what an earlier process had accepted, in this attempt of the run or in another. Once, before
+        ``run``."""
         found, paused = await self._journal.recover()
         self._scheduler.counts.update(await self._journal.ended_counts())
-        resumed = self._orders.resume(found, self._clock())
-        grace_s = _GRACE_BEATS * self._config.heartbeat_s
+        cut_off = self._journal.cut_off
+        resumed = self._orders.resume(found, self._clock(), cut_off=cut_off, sleeping=self._awaited)
+        if cut_off:
+            await self._journal.begin_attempt(resumed.under_way, resumed.asleep)
+        # What another attempt had under way nobody holds any more.
+        grace_s = 0.0 if cut_off else _GRACE_BEATS * self._config.heartbeat_s
         self._dispatch.tell(Pause(paused), Recover(resumed.under_way, grace_s), *events_of(resumed.moves))
         for over in resumed.over:
             self._finish(over)
         self._outside.restore()
         if found:
             log.info(
-                "went on with %d orders and %d rollouts of an earlier process; workers have %g s to say what they hold",
+                "going on with %d orders and %d unfinished rollouts of an earlier %s%s",
                 len(found),
                 len(resumed.under_way),
-                grace_s,
+                "attempt" if cut_off else "process",
+                "" if cut_off else f"; workers have {grace_s:g} s to say what they hold",
             )
+        if resumed.asleep:
+            log.info("batches %s go on when they are asked for", ", ".join(resumed.asleep))
+        if self._awaited:
+            log.info("policies %s wait for the trainer to publish their weights", ", ".join(sorted(self._awaited)))
 
     def take(self, peer: bytes, message: AgentToCoordinator) -> None:
         """A message from an agent."""
@@ -180,6 +200,16 @@ class Coordinator(OrderDesk):
             before = self._clock()
             self._dispatch.watch(stood_still=late_s > limit_s / 2)
 
+    async def _drain(self, wanted: asyncio.Event) -> None:
+        await wanted.wait()
+        self._dispatch.tell(Drain())
+        log.info("draining: no rollout is started any more, %d are under way", self._scheduler.under_way)
+        while self._scheduler.under_way:
+            await asyncio.sleep(_DRAIN_LOOK_S)
+        await self._journal.flush()
+        await asyncio.to_thread(self._drained_marker.touch)
+        log.info("drained: no rollout is under way")
+
     async def _watch_journal(self) -> None:
         raise await self._journal.failed
 
@@ -196,7 +226,8 @@ class Coordinator(OrderDesk):
             log.warning("the status of the run cannot be shown in %s: %s", self._status_file, error)
 
     async def _end(self, reason: str) -> None:
-        """Let go of who waits, tell the agents."""
+        """Let go of who waits, tell the agents; what they cut off thereby is no fault of the rollouts."""
+        self._dispatch.tell(Drain())
         self._waiters.close()
         self._publications.close()
         self._dispatch.shut_down(reason)

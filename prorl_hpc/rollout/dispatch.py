@@ -22,7 +22,6 @@ from prorl_hpc.core.events import (
     WorkerJoined,
     WorkerLost,
 )
-from prorl_hpc.core.life import attempt_id_of
 from prorl_hpc.core.scheduler import Scheduler
 from prorl_hpc.messages.control import (
     AgentToCoordinator,
@@ -88,7 +87,7 @@ class Dispatch:
                 if isinstance(command, Order):
                     self._outbox.post(self.agents.workers[command.worker_id].peer, command.message)
                 elif isinstance(command, Ended):
-                    ended.add(attempt_id_of(command.result.rollout_id, command.result.attempts))
+                    ended.add(command.attempt_id)
                     waiting.extend(self._on_ended(command, now))
                 else:
                     self._on_retried(command)
@@ -129,7 +128,7 @@ class Dispatch:
                 self._stopping.add(message.worker_id)
                 self.tell(WorkerDrains(message.worker_id, True))
             case Goodbye():
-                self.lost(message.agent_id, "it left")
+                self.lost(message.agent_id, "it left", left=True)
 
     def tick(self) -> None:
         self.tell(Tick())
@@ -142,15 +141,16 @@ class Dispatch:
         for agent_id, silent_s in self.agents.silent(now, limit_s):
             self.lost(agent_id, f"nothing heard for {silent_s:.1f} s (rollout.lost_after_s={limit_s:g})")
 
-    def lost(self, agent_id: str, reason: str) -> None:
+    def lost(self, agent_id: str, reason: str, *, left: bool = False) -> None:
+        """``left``: it was told to go, and said so."""
         agent = self.agents.forget(agent_id)
         if agent is None:
             return
         log.warning("%s is lost: %s", agent_id, reason)
         if isinstance(agent, WorkerAgent):
-            self.tell(WorkerLost(agent_id, reason))
+            self.tell(WorkerLost(agent_id, reason, left))
         else:
-            self.tell(ServerLost(agent_id, reason))
+            self.tell(ServerLost(agent_id, reason, left))
             self._publications.server_lost(agent.hello.server.policy, agent_id)
 
     def shut_down(self, reason: str) -> None:

@@ -4,8 +4,8 @@ Calls take effect on disk in the order in which they are made. A future (or an a
 is on disk. The event loop never waits for the disk: see journal_thread. A disk that fails ends the journal: every
 waiter gets RunError, and ``failed`` is set.
 
-An epoch is one job's work on a run. Orders, ids and results are those of the journal's own epoch; what older ones left
-is moved to Parquet and forgotten. Cursors go on through all epochs.
+Orders, ids and results are those of the journal's own epoch, which spans all attempts of a run (rollout.epoch); what
+older ones left is moved to Parquet and forgotten. Cursors go on through all epochs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from prorl_hpc.config.run_directory import node_name
+from prorl_hpc.core.events import Unfinished
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import NumberedResult, RolloutProgress, RolloutResult, RolloutSpec, Status
@@ -44,6 +45,8 @@ class Journal:
         """Done, with the error, when the journal can record nothing more."""
         self.on_commit: Callable[[float], None] = lambda seconds: None
         """Told of every commit, with the seconds that it took."""
+        self.cut_off = False
+        """What is open was left by another attempt of the run, and ``begin_attempt`` was not called yet."""
         self._path = path
         self._store = store
         self._newest = 0
@@ -56,16 +59,22 @@ class Journal:
 
     @classmethod
     async def open(
-        cls, path: Path, *, epoch: str, store: RolloutStore | None, limits: ShelfLimits | None = None
+        cls,
+        path: Path,
+        *,
+        epoch: str,
+        attempt: int = 1,
+        store: RolloutStore | None,
+        limits: ShelfLimits | None = None,
     ) -> Journal:
-        """Open or create (mode 0600) the journal. ``epoch`` is the job's token: another than last time begins a new
-        epoch. ``store`` None: only the newest trajectories are kept, in the journal. Raises RunError if another
-        process has it, or it is of a newer version."""
+        """Open or create (mode 0600) the journal. ``epoch`` is a token: another than last time begins a new epoch.
+        ``attempt``: of the run. ``store`` None: only the newest trajectories are kept, in the journal. Raises RunError
+        if another process has it, or it is of a newer version."""
         journal = cls(path, store)
         database: list[Database] = []
 
         def opened() -> Database:
-            database.append(open_database(path, epoch, node_name()))
+            database.append(open_database(path, epoch, attempt, node_name()))
             return database[0]
 
         journal._thread = DatabaseThread(
@@ -78,18 +87,20 @@ class Journal:
         )
         await journal._thread.start()
         journal._newest = database[0].newest
+        journal.cut_off = database[0].cut_off
         journal._reader = Reader(journal._thread, store)
         journal._shelf = Shelf(journal._thread, store, limits or ShelfLimits())
         journal._shelving = asyncio.create_task(journal._shelf.run(), name="journal shelf")
         journal._shelving.add_done_callback(journal._shelf_ended)
         return journal
 
-    async def close(self) -> None:
-        """Everything recorded is on disk, and in Parquet. A second call does nothing."""
+    async def close(self, *, goes_on: bool = False) -> None:
+        """Everything recorded is on disk, and in Parquet, but with ``goes_on`` not what belongs to an open batch: that
+        will be in the batch's own file. A second call does nothing."""
         if self._closing:
             return
         self._closing = True
-        self._shelf.stop()
+        self._shelf.stop(leave_open_batches=goes_on)
         await asyncio.wait([self._shelving])
         await self._thread.close()
         self._grown.set()
@@ -101,6 +112,19 @@ class Journal:
     async def recover(self) -> tuple[list[OpenBatch | OpenRollout], bool]:
         """This epoch's open orders in order of acceptance, and whether admission was paused."""
         return await self._thread.call(orders.recover, writes=False)
+
+    async def begin_attempt(self, unfinished: Sequence[Unfinished], asleep: Sequence[str]) -> None:
+        """Note, all at once, how this attempt of the run takes up what another left, and the batches that are asleep."""
+        await self._thread.call(partial(orders.begin_attempt, unfinished=unfinished, asleep=asleep))
+        self.cut_off = False
+
+    def woken(self, batch_id: str) -> asyncio.Future[None]:
+        """It is asleep no more."""
+        return self._thread.call(partial(orders.woken, batch_id=batch_id))
+
+    async def flush(self) -> None:
+        """What was asked for until now is on disk."""
+        await self._thread.call(lambda db: None)
 
     async def accept_batch(self, spec: BatchSpec, carried: Sequence[CarriedGroup] = (), closes: str = "") -> bool:
         """True if it is new, False if this very order is known. Raises Refusal 409 ``batch_differs``, and 400 for an
@@ -118,8 +142,8 @@ class Journal:
         """All or, with an error, none; True for each that is new. Raises Refusal 409 ``rollout_differs``."""
         return await self._thread.call(partial(orders.accept_rollouts, specs=specs))
 
-    def note_attempt(self, rollout_id: str, attempt: int) -> None:
-        self._thread.add_silently(results.AttemptNoted(rollout_id, attempt))
+    def note_attempt(self, rollout_id: str, attempt: int, spared: int = 0) -> None:
+        self._thread.add_silently(results.AttemptNoted(rollout_id, attempt, spared))
 
     def cancelled_batch(self, batch_id: str) -> asyncio.Future[None]:
         return self._thread.call(partial(orders.cancelled_batch, batch_id=batch_id))

@@ -1,12 +1,13 @@
 """The journal's file: its tables, its one owner, its epochs.
 
 ============  ======================================================================================================
-epochs        one for each job that worked on the run; only the newest one's orders and results count
+epochs        only the newest one's orders and results count. ``attempt``: of the run, the last one that worked on it
 orders        batches and single rollouts in order of acceptance. ``state``: running, full (a batch with a result
               whose groups go on), closed. ``spec`` goes when the order is closed, ``digest`` stays. ``after_cursor``, ``finished``: the newest
-              cursor when it was accepted, and when its result was recorded
+              cursor when it was accepted, and when its result was recorded. ``asleep``: nobody has asked for it since
+              the attempt of the run began
 cancels       when batches were cancelled, by the newest cursor then
-attempts      the highest attempt noted of rollouts that have not ended
+attempts      the highest attempt noted of rollouts that have not ended, and how many before it used up no retry
 results       ended rollouts in the order of recording, without trajectory. ``batch``: whose they are now, or empty.
               ``file``: NULL while the trajectory is in the table below, 0 when it was dropped, else in which file
 trajectories  what is not in Parquet yet: msgpack, or NULL for none
@@ -27,20 +28,22 @@ import msgspec
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import RunError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _LOCK_WAIT_S = 1.0
 _TABLES = """
-CREATE TABLE epochs (number INTEGER PRIMARY KEY AUTOINCREMENT, token TEXT NOT NULL, paused INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE epochs (number INTEGER PRIMARY KEY AUTOINCREMENT, token TEXT NOT NULL, paused INTEGER NOT NULL DEFAULT 0,
+    attempt INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE orders (
     number INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
     digest BLOB NOT NULL, spec BLOB, carried BLOB, after_cursor INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'running',
-    result BLOB, progress BLOB, finished INTEGER, shelved INTEGER NOT NULL DEFAULT 0);
+    result BLOB, progress BLOB, finished INTEGER, shelved INTEGER NOT NULL DEFAULT 0,
+    asleep INTEGER NOT NULL DEFAULT 0);
 CREATE UNIQUE INDEX orders_by_name ON orders (epoch, kind, name);
 CREATE INDEX orders_open ON orders (epoch, number) WHERE state <> 'closed';
 CREATE INDEX orders_to_shelve ON orders (finished) WHERE finished IS NOT NULL AND shelved = 0;
 CREATE TABLE cancels (epoch INTEGER NOT NULL, batch TEXT NOT NULL, after_cursor INTEGER NOT NULL);
 CREATE TABLE attempts (epoch INTEGER NOT NULL, rollout TEXT NOT NULL, attempt INTEGER NOT NULL,
-    PRIMARY KEY (epoch, rollout)) WITHOUT ROWID;
+    spared INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (epoch, rollout)) WITHOUT ROWID;
 CREATE TABLE results (
     cursor INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, rollout TEXT NOT NULL, batch TEXT NOT NULL,
     status TEXT NOT NULL, slim BLOB NOT NULL, size INTEGER NOT NULL, file INTEGER, row_group INTEGER, place INTEGER);
@@ -50,6 +53,11 @@ CREATE INDEX results_unshelved ON results (epoch, batch, cursor) WHERE file IS N
 CREATE TABLE trajectories (cursor INTEGER PRIMARY KEY, trajectory BLOB);
 CREATE TABLE files (number INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, name TEXT NOT NULL,
     noted INTEGER NOT NULL DEFAULT 0);
+"""
+_SINCE_1 = """
+ALTER TABLE epochs ADD COLUMN attempt INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE orders ADD COLUMN asleep INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempts ADD COLUMN spared INTEGER NOT NULL DEFAULT 0;
 """
 
 
@@ -67,18 +75,21 @@ class Holder(msgspec.Struct, frozen=True):
 
 @dataclass
 class Database:
-    """The open file, for the journal's thread alone. ``epoch``: the number of this job's. ``newest``: the newest
-    result's cursor, 0 if there is none, perhaps not committed yet."""
+    """The open file, for the journal's thread alone. ``epoch``: its number. ``attempt``: of the run, the present one;
+    ``cut_off``: the one that worked on the epoch before was another. ``newest``: the newest result's cursor, 0 if there
+    is none, perhaps not committed yet."""
 
     connection: sqlite3.Connection
     epoch: int
+    attempt: int
+    cut_off: bool
     newest: int
 
     def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
         return self.connection.execute(sql, parameters)
 
 
-def open_database(path: Path, token: str, node: str) -> Database:
+def open_database(path: Path, token: str, attempt: int, node: str) -> Database:
     """Open or create the journal and begin the epoch of ``token``, if it is not the newest one. Raises RunError,
     of it JournalInUse."""
     try:
@@ -92,7 +103,7 @@ def open_database(path: Path, token: str, node: str) -> Database:
     try:
         _make_tables(connection, path)
         write_json(holder_file(path), Holder(os.getpid(), node, time.time()))
-        epoch = _begin_epoch(connection, token)
+        epoch, cut_off = _begin_epoch(connection, token, attempt)
         (newest,) = connection.execute(
             "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'results'"
         ).fetchone()
@@ -102,7 +113,7 @@ def open_database(path: Path, token: str, node: str) -> Database:
     except BaseException:
         connection.close()
         raise
-    return Database(connection, epoch, newest)
+    return Database(connection, epoch, attempt, cut_off, newest)
 
 
 def holder_file(path: Path) -> Path:
@@ -161,14 +172,15 @@ def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
         raise RunError(
             f"the journal {path} is of version {version}, this prorl_hpc knows {SCHEMA_VERSION}: use the newer one"
         )
-    if version == 0:
-        connection.executescript(f"BEGIN;{_TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+    changes = {0: _TABLES, 1: _SINCE_1}.get(version, "")
+    if changes:
+        connection.executescript(f"BEGIN;{changes}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
 
 
-def _begin_epoch(connection: sqlite3.Connection, token: str) -> int:
-    newest = connection.execute("SELECT number, token FROM epochs ORDER BY number DESC LIMIT 1").fetchone()
+def _begin_epoch(connection: sqlite3.Connection, token: str, attempt: int) -> tuple[int, bool]:
+    newest = connection.execute("SELECT number, token, attempt FROM epochs ORDER BY number DESC LIMIT 1").fetchone()
     if newest is not None and newest[1] == token:
-        return int(newest[0])
-    cursor = connection.execute("INSERT INTO epochs (token) VALUES (?)", (token,))
+        return int(newest[0]), newest[2] != attempt
+    cursor = connection.execute("INSERT INTO epochs (token, attempt) VALUES (?, ?)", (token, attempt))
     assert cursor.lastrowid is not None
-    return cursor.lastrowid
+    return cursor.lastrowid, False

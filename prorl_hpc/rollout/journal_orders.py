@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from prorl_hpc.core.events import Unfinished
 from prorl_hpc.messages.batch import BatchResult, BatchSpec
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import RolloutResult, RolloutSpec
@@ -137,27 +138,48 @@ def batches(db: Database, after: str, limit: int) -> list[str]:
 
 def recover(db: Database) -> tuple[list[OpenBatch | OpenRollout], bool]:
     (paused,) = db.execute("SELECT paused FROM epochs WHERE number = ?", db.epoch).fetchone()
-    attempts = dict(db.execute("SELECT rollout, attempt FROM attempts WHERE epoch = ?", db.epoch).fetchall())
+    sql = "SELECT rollout, attempt, spared FROM attempts WHERE epoch = ?"
+    noted = {rollout: (attempt, spared) for rollout, attempt, spared in db.execute(sql, db.epoch)}
     rows = db.execute(
-        "SELECT kind, name, spec, carried, after_cursor, state FROM orders "
+        "SELECT kind, name, spec, carried, after_cursor, state, asleep FROM orders "
         "WHERE epoch = ? AND state <> 'closed' ORDER BY number",
         db.epoch,
     ).fetchall()
-    carried = {name: tuple(_carried.decode(groups)) for _, name, _, groups, _, _ in rows if groups is not None}
+    carried = {name: tuple(_carried.decode(groups)) for _, name, _, groups, *_ in rows if groups is not None}
     # Carried rollouts count for the batch that has them now; a batch closed meanwhile is not among the rows.
     holder = {spec.rollout_id: name for name, groups in carried.items() for group in groups for spec in group.specs}
-    of_batch: dict[str, dict[str, int]] = {}
-    for rollout, attempt in attempts.items():
-        of_batch.setdefault(holder.get(rollout) or batch_of(rollout), {})[rollout] = attempt
+    of_batch: dict[str, dict[str, tuple[int, int]]] = {}
+    for rollout, numbers in noted.items():
+        of_batch.setdefault(holder.get(rollout) or batch_of(rollout), {})[rollout] = numbers
     orders: list[OpenBatch | OpenRollout] = []
-    for kind, name, spec, _, after_cursor, state in rows:
+    for kind, name, spec, _, after_cursor, state, asleep in rows:
         if kind == "rollout":
-            orders.append(OpenRollout(_rollout_spec.decode(spec), attempts.get(name, 1)))
-        else:
-            before, log = _recorded(db, name, after_cursor)
-            groups = carried.get(name, ())
-            orders.append(OpenBatch(_decode_batch(spec), groups, before, log, of_batch.get(name, {}), state))
+            orders.append(OpenRollout(_rollout_spec.decode(spec), *noted.get(name, (1, 0))))
+            continue
+        before, log = _recorded(db, name, after_cursor)
+        its = of_batch.get(name, {})
+        attempts = {rollout: attempt for rollout, (attempt, _) in its.items()}
+        spared = {rollout: spared for rollout, (_, spared) in its.items() if spared}
+        groups = carried.get(name, ())
+        orders.append(OpenBatch(_decode_batch(spec), groups, before, log, attempts, state, spared, bool(asleep)))
     return orders, bool(paused)
+
+
+def begin_attempt(db: Database, unfinished: Sequence[Unfinished], asleep: Sequence[str]) -> None:
+    """The rollouts that the attempt of the run before left ``unfinished``, as this one takes them up, and the batches
+    that are ``asleep``. All at once: an attempt is begun or it is not."""
+    rows = [(db.epoch, one.spec.rollout_id, one.attempt, one.spared) for one in unfinished]
+    db.connection.executemany("INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?)", rows)
+    db.execute(
+        "UPDATE orders SET asleep = 1 WHERE epoch = ? AND kind = 'batch' AND name IN (SELECT value FROM json_each(?))",
+        *(db.epoch, json_list(asleep)),
+    )
+    db.execute("UPDATE epochs SET attempt = ? WHERE number = ?", db.attempt, db.epoch)
+    db.cut_off = False
+
+
+def woken(db: Database, batch_id: str) -> None:
+    db.execute("UPDATE orders SET asleep = 0 WHERE epoch = ? AND kind = 'batch' AND name = ?", db.epoch, batch_id)
 
 
 def _recorded(

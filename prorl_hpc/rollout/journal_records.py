@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prorl_hpc.core.groups import CarriedGroup
 from prorl_hpc.messages.batch import BatchSpec
@@ -25,11 +25,17 @@ class OpenBatch:
     """The highest attempt noted of each rollout that has not ended."""
     state: str
     """``running``, or ``full``: its result is recorded, but groups that it carries on are not taken over yet."""
+    spared: dict[str, int] = field(default_factory=dict)
+    """How many attempts of those rollouts used up no retry, where there are any."""
+    asleep: bool = False
+    """Nobody has asked for it since the attempt of the run began."""
 
 
 @dataclass(frozen=True)
 class OpenRollout:
-    """A rollout submitted by itself that has not ended. ``attempt``: the highest noted, at least 1."""
+    """A rollout submitted by itself that has not ended. ``attempt``: the highest noted, at least 1; ``spared`` of those
+    before it used up no retry."""
 
     spec: RolloutSpec
     attempt: int
+    spared: int = 0

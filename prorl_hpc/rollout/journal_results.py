@@ -35,8 +35,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class AttemptNoted:
+    """``spared``: how many attempts before it used up no retry."""
+
     rollout_id: str
     attempt: int
+    spared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,14 @@ def write_items(db: Database, items: Sequence[Ended | AttemptNoted]) -> list[int
     result, and its cursor is returned again."""
     endings = [item for item in items if isinstance(item, Ended)]
     cursors = _write_results(db, endings) if endings else {}
-    attempts: dict[str, int] = {}
+    attempts: dict[str, tuple[int, int]] = {}
     for item in items:
         if isinstance(item, AttemptNoted) and item.rollout_id not in cursors:
-            attempts[item.rollout_id] = max(item.attempt, attempts.get(item.rollout_id, 0))
+            attempts[item.rollout_id] = max((item.attempt, item.spared), attempts.get(item.rollout_id, (0, 0)))
     if attempts:
-        rows = [(db.epoch, rollout, attempt) for rollout, attempt in attempts.items()]
-        _insert(db, "attempts", rows, " ON CONFLICT DO UPDATE SET attempt = MAX(attempt, excluded.attempt)")
+        rows = [(db.epoch, rollout, *numbers) for rollout, numbers in attempts.items()]
+        newer = " ON CONFLICT DO UPDATE SET attempt = excluded.attempt, spared = excluded.spared"
+        _insert(db, "attempts", rows, f"{newer} WHERE excluded.attempt > attempt")
     return [cursors[item.rollout_id] if isinstance(item, Ended) else None for item in items]
 
 

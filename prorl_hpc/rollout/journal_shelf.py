@@ -69,6 +69,7 @@ class Shelf:
         self._clock = asyncio.get_running_loop().time
         self._woken = asyncio.Event()
         self._stopping = False
+        self._leave_open_batches = False
         # One thread of its own: each thread's allocator keeps what it has freed.
         self._executor = ThreadPoolExecutor(1, "journal-shelf")
         self._singles = 0
@@ -103,15 +104,17 @@ class Shelf:
                 await self._shelve(self._store)
             await self._wait()
         if self._store is not None:
-            while await self._shelve_one(self._store, all_of_them=True):
+            while await self._shelve_one(self._store, last=True):
                 pass
         self._executor.shutdown()
 
     async def _off_loop(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
-    def stop(self) -> None:
-        """Let ``run`` write all that is left, and return."""
+    def stop(self, *, leave_open_batches: bool = False) -> None:
+        """Let ``run`` write all that is left, and return. ``leave_open_batches``: but for results of batches that have
+        none yet; they stay in the journal."""
+        self._leave_open_batches = leave_open_batches
         self._stopping = True
         self._woken.set()
 
@@ -143,7 +146,7 @@ class Shelf:
         await self._purge()
 
     async def _shelve(self, store: RolloutStore) -> None:
-        while not self._stopping and await self._shelve_one(store, all_of_them=False):
+        while not self._stopping and await self._shelve_one(store, last=False):
             pass
         await self._purge()
 
@@ -151,17 +154,20 @@ class Shelf:
         while not self._stopping and await self._thread.call(shelving.purge_older_epochs):
             pass
 
-    async def _shelve_one(self, store: RolloutStore, *, all_of_them: bool) -> bool:
+    async def _shelve_one(self, store: RolloutStore, *, last: bool) -> bool:
         batch = await self._thread.call(shelving.next_batch, writes=False)
         if batch is not None:
             await self._write_batch(store, batch)
             return True
         limits = self._limits
         ask = partial(
-            shelving.next_loose, limit=limits.file_rollouts, max_bytes=limits.file_bytes, all_of_them=all_of_them
+            shelving.next_loose,
+            limit=limits.file_rollouts,
+            max_bytes=limits.file_bytes,
+            all_of_them=last and not self._leave_open_batches,
         )
         loose, enough = await self._thread.call(ask, writes=False)
-        if loose is None or not (enough or self._waited_long()):
+        if loose is None or not (enough or last or self._waited_long()):
             return False
         await self._write_loose(store, loose)
         return True

@@ -1,7 +1,8 @@
 """What a coordinator that is started anew must know beside the orders: outside LLM servers, the newest weights, and
 where it was to be found.
 
-They hold for one job: a resumed run has other servers, and its trainer publishes anew.
+Weights hold for one attempt of the run: in the next one the engines start without them, and the trainer publishes those
+of its checkpoint, which may be older. All else goes on.
 """
 
 from __future__ import annotations
@@ -16,19 +17,27 @@ from prorl_hpc.messages.inference import OutsideServer, WeightUpdate
 
 class _Kept(msgspec.Struct):
     epoch: str
+    attempt: int = 0
     outside: dict[str, OutsideServer] = {}
     weights: dict[str, WeightUpdate] = {}
+    published: set[str] = set()
     http_port: int = 0
 
 
 class Keepsakes:
     """A small file of mode 0600, written whole at each change."""
 
-    def __init__(self, path: Path, epoch: str) -> None:
-        """``epoch`` names the job; what another job left is forgotten."""
+    def __init__(self, path: Path, epoch: str, attempt: int = 1, *, own_trainer: bool = True) -> None:
+        """``epoch`` and ``attempt`` of the run. Not ``own_trainer``: who publishes is no process of the run and does not
+        start anew with it, so weights go on too."""
         self._path = path
-        kept = read_json(path, _Kept)
-        self._kept = kept if kept is not None and kept.epoch == epoch else _Kept(epoch)
+        kept = self._kept = read_json(path, _Kept) or _Kept(epoch)
+        if kept.epoch != epoch:
+            kept.weights, kept.published = {}, set()
+        elif kept.attempt != attempt and own_trainer:
+            kept.published |= kept.weights.keys()
+            kept.weights = {}
+        kept.epoch, kept.attempt = epoch, attempt
 
     @property
     def outside(self) -> dict[str, OutsideServer]:
@@ -39,6 +48,11 @@ class Keepsakes:
     def weights(self) -> dict[str, WeightUpdate]:
         """The newest update of each policy; not to be changed."""
         return self._kept.weights
+
+    @property
+    def awaited(self) -> set[str]:
+        """Policies whose weights were published in an earlier attempt, and not in this one yet."""
+        return self._kept.published - self._kept.weights.keys()
 
     @property
     def http_port(self) -> int:

@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Iterable
 
 from prorl_hpc.config.schema import RolloutConfig
-from prorl_hpc.core.events import Cancel, Ended, Event, Retried, Submit
+from prorl_hpc.core.events import Cancel, Ended, Event, Retried, Submit, Wake
 from prorl_hpc.core.groups import Moves
-from prorl_hpc.core.life import attempt_id_of
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec
 from prorl_hpc.messages.rollout import Budgets, NumberedResult, RolloutProgress, RolloutResult, RolloutSpec, Status
 from prorl_hpc.rollout.admission import Admission
@@ -68,6 +67,7 @@ class OrderDesk:
             progress = await self._known_batch(spec.batch_id)
             if progress is not None:
                 await self._journal.accept_batch(spec)  # the same, or refused
+                self._wake(spec.batch_id)
                 return progress
             parallel = spec.max_parallel_groups or spec.groups_wanted
             self._admission.check(spec.group_size * parallel, {spec.policy})
@@ -76,6 +76,7 @@ class OrderDesk:
             closes, carried, before = self._orders.take_over(spec)
             await self._journal.accept_batch(spec, carried, closes)
             moves, over = self._orders.begin_batch(spec, self._clock(), carried, before)
+            self._wake(spec.batch_id)
         self._make(moves)
         if over is not None:
             self._finish(over)
@@ -89,11 +90,13 @@ class OrderDesk:
 
     async def wait_batch(self, batch_id: str, wait_s: float) -> BatchResult | BatchProgress:
         if self._orders.running(batch_id) is not None:
+            self._wake(batch_id)
             await self._waiters.wait(("batch", batch_id), wait_s)
         return await self._journal.batch_result(batch_id) or await self.batch_progress(batch_id)
 
     async def cancel_batch(self, batch_id: str) -> BatchProgress:
         if self._orders.running(batch_id) is not None:
+            self._wake(batch_id)
             noted = self._journal.cancelled_batch(batch_id)
             moves, over = self._orders.cancel_batch(batch_id, self._clock())
             self._make(moves)
@@ -176,6 +179,8 @@ class OrderDesk:
 
     async def results(self, cursor: int, limit: int, wait_s: float, batch_id: str) -> list[NumberedResult]:
         end = self._clock() + wait_s
+        if batch_id and wait_s > 0:
+            self._wake(batch_id)
         await self._journal.wait_beyond(cursor, wait_s)
         while True:
             newest = self._journal.newest_cursor
@@ -193,7 +198,7 @@ class OrderDesk:
         life = self._scheduler.life(rollout_id)
         assert life is not None
         batch_id = self._orders.batch_of(rollout_id)
-        return RolloutProgress(rollout_id, life.status, life.attempt, life.worker, life.server, batch_id)
+        return RolloutProgress(rollout_id, life.status, life.tries, life.worker, life.server, batch_id)
 
     # what happens
 
@@ -202,11 +207,10 @@ class OrderDesk:
         self._rate.count(now)
         self._metrics.ended(result)
         batch_id, moves, over = self._orders.ended(result, now)
-        attempt_id = attempt_id_of(result.rollout_id, result.attempts)
 
         def on_disk(recorded: asyncio.Future[int]) -> None:
             if not recorded.cancelled() and recorded.exception() is None:
-                self._dispatch.on_disk(result.worker, attempt_id)
+                self._dispatch.on_disk(result.worker, ended.attempt_id)
                 self._waiters.wake(("rollout", result.rollout_id))
 
         self._journal.record(result, ended.trajectory, batch_id).add_done_callback(on_disk)
@@ -217,7 +221,14 @@ class OrderDesk:
 
     def _retried(self, retried: Retried) -> None:
         self._metrics.retried()
-        self._journal.note_attempt(retried.rollout_id, retried.attempt)
+        self._journal.note_attempt(retried.rollout_id, retried.attempt, retried.spared)
+
+    def _wake(self, batch_id: str) -> None:
+        """Somebody asks for a batch that an earlier attempt of the run has left."""
+        asleep = self._orders.wake(batch_id)
+        if asleep:
+            self._journal.woken(batch_id)
+            self._dispatch.tell(Wake(asleep))
 
     def _finish(self, over: Over) -> None:
         batch_id = over.result.progress.batch_id

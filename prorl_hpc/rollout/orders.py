@@ -6,11 +6,13 @@ Only what has not ended is here; the journal has the rest.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 
 from msgspec.structs import replace
 
+from prorl_hpc.core.events import Unfinished
 from prorl_hpc.core.groups import BatchSampler, CarriedGroup, Moves
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec, BatchState, WhenFull
 from prorl_hpc.messages.rollout import Budgets, RolloutResult, RolloutSpec
@@ -32,12 +34,13 @@ class Over:
 
 @dataclass(frozen=True)
 class Resumed:
-    """What the orders of an earlier process want: rollouts that are to go on, with their attempts, then ``moves``;
-    and batches that are over by what is recorded."""
+    """What the orders of an earlier process want: rollouts that are to go on, then ``moves``; batches that are over by
+    what is recorded; and those that are asleep."""
 
-    under_way: tuple[tuple[RolloutSpec, int], ...]
+    under_way: tuple[Unfinished, ...]
     moves: Moves
     over: tuple[Over, ...]
+    asleep: tuple[str, ...]
 
 
 class Orders:
@@ -50,6 +53,7 @@ class Orders:
         self._early: dict[str, list[RolloutResult]] = {}
         """Results of groups whose new batch is still being accepted."""
         self._batch_of: dict[str, str] = {}
+        self._asleep: set[str] = set()
         self._recent: deque[BatchProgress] = deque(maxlen=_SHOWN_FINISHED)
 
     # batches
@@ -72,6 +76,9 @@ class Orders:
         if sampler is None:
             return "", [], []
         del self._batches[sampler.spec.batch_id]
+        if sampler.spec.batch_id in self._asleep:
+            self._asleep.remove(sampler.spec.batch_id)
+            self._asleep.add(spec.batch_id)
         left = [rollout.rollout_id for rollout in sampler.under_way]
         self._batch_of.update(dict.fromkeys(left, spec.batch_id))
         self._early[spec.batch_id] = []
@@ -120,31 +127,59 @@ class Orders:
 
     # after a restart
 
-    def resume(self, found: Iterable[OpenBatch | OpenRollout], now: float) -> Resumed:
-        """Rebuild what an earlier process had; the batches are told their recorded results in the recorded order."""
-        under_way: list[tuple[RolloutSpec, int]] = []
+    def resume(
+        self,
+        found: Iterable[OpenBatch | OpenRollout],
+        now: float,
+        *,
+        cut_off: bool = False,
+        sleeping: Collection[str] = (),
+    ) -> Resumed:
+        """Rebuild what an earlier process had; the batches are told their recorded results in the recorded order.
+        ``cut_off``: that was in another attempt of the run, of which nothing is left under way. Each rollout gets a new
+        attempt, for which it does not pay; and batches of policies in ``sleeping`` sleep until somebody asks for them."""
+        under_way: list[Unfinished] = []
         cancel: list[str] = []
         over: list[Over] = []
         for order in found:
             if isinstance(order, OpenRollout):
-                under_way.append((self._filled(order.spec), order.attempt))
+                under_way.append(Unfinished(self._filled(order.spec), order.attempt, order.spared))
                 continue
-            sampler = self._open(order.spec, now, order.carried, order.before)
-            sampler.begin(now)
-            for entry in order.log:
-                if entry is None:
-                    sampler.cancel(now)
-                else:
-                    sampler.finished(entry, now)
+            sampler = self._rebuilt(order, now)
             left = sampler.under_way
-            under_way += [(spec, order.attempts.get(spec.rollout_id, 1)) for spec in left]
             self._batch_of.update(dict.fromkeys((spec.rollout_id for spec in left), order.spec.batch_id))
-            if sampler.state is not BatchState.RUNNING and not sampler.carries_on:
+            goes_on = sampler.state is BatchState.RUNNING or sampler.carries_on
+            asleep = goes_on and (order.asleep or (cut_off and order.spec.policy in sleeping))
+            for spec in left:
+                name = spec.rollout_id
+                under_way.append(Unfinished(spec, order.attempts.get(name, 1), order.spared.get(name, 0), asleep))
+            if asleep:
+                self._asleep.add(order.spec.batch_id)
+            if not goes_on:
                 cancel += [spec.rollout_id for spec in left]
             ended = self._over_if(sampler)
             if ended is not None and order.state == "running":
                 over.append(ended)
-        return Resumed(tuple(under_way), Moves(cancel=tuple(cancel)), tuple(over))
+        if cut_off:
+            under_way = [replaced(one, attempt=one.attempt + 1, spared=one.spared + 1) for one in under_way]
+        return Resumed(tuple(under_way), Moves(cancel=tuple(cancel)), tuple(over), tuple(sorted(self._asleep)))
+
+    def wake(self, batch_id: str) -> tuple[str, ...]:
+        """Somebody asks for the batch: the rollouts of it that slept, if it did."""
+        if batch_id not in self._asleep:
+            return ()
+        self._asleep.remove(batch_id)
+        return tuple(name for name, batch in self._batch_of.items() if batch == batch_id)
+
+    def _rebuilt(self, order: OpenBatch, now: float) -> BatchSampler:
+        sampler = self._open(order.spec, now, order.carried, order.before)
+        sampler.begin(now)
+        for entry in order.log:
+            if entry is None:
+                sampler.cancel(now)
+            else:
+                sampler.finished(entry, now)
+        return sampler
 
     def _open(
         self, spec: BatchSpec, now: float, carried: Iterable[CarriedGroup], before: Iterable[RolloutResult]

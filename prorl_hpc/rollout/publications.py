@@ -1,4 +1,4 @@
-"""New weights of each policy to its LLM servers, remembered over a restart of the coordinator."""
+"""New weights of each policy to its LLM servers, remembered over a restart of the coordinator within an attempt."""
 
 from __future__ import annotations
 

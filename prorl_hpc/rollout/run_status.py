@@ -69,6 +69,7 @@ def run_status(
         batches=batches,
         rollouts_per_s=rollouts_per_s,
         paused=scheduler.paused,
+        draining=scheduler.draining,
         policies=[PolicyStatus(name, *numbers) for name, numbers in balancer.policies.items()],
     )
 

@@ -10,6 +10,7 @@ from prorl_hpc.core.events import (
     Retried,
     ServerLost,
     Tick,
+    Unfinished,
     WorkerLost,
 )
 from prorl_hpc.messages.control import (
@@ -77,7 +78,8 @@ def reports(*stages: Stage, worker: str = "w", attempt: str = "a") -> list[Stage
 
 def recovered(*rollouts: tuple[str, int]) -> Bench:
     bench = Bench()
-    bench.tell(Recover(tuple((RolloutSpec(name, "t", {}), attempt) for name, attempt in rollouts), grace_s=5.0), at=9.0)
+    left = tuple(Unfinished(RolloutSpec(name, "t", {}), attempt) for name, attempt in rollouts)
+    bench.tell(Recover(left, grace_s=5.0), at=9.0)
     return bench
 
 

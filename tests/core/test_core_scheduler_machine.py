@@ -25,6 +25,7 @@ from prorl_hpc.core.events import (
     ServerSeen,
     Submit,
     Tick,
+    Unfinished,
     WorkerDrains,
     WorkerJoined,
     WorkerLost,
@@ -249,7 +250,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 world.finals[attempt] = [report]
         live = [spec for name, spec in self.specs.items() if name not in self.ended]
         known = {} if notes_lost else self.attempts
-        self.tell(Recover(tuple((spec, known.get(spec.rollout_id, 1)) for spec in live), grace_s=3.0))
+        self.tell(Recover(tuple(Unfinished(spec, known.get(spec.rollout_id, 1)) for spec in live), grace_s=3.0))
         if servers_first:
             self.servers_say_hello()
         worlds, self.worlds = self.worlds, {}

@@ -41,14 +41,13 @@ class RealRun:
         for name in PROCESSES:
             self.start(name)
 
-    def start(self, name: str, job: str = "job") -> None:
-        """Start a process, for the first time or again."""
+    def start(self, name: str) -> None:
+        """Start a process of the newest attempt, for the first time or again."""
         module = f"prorl_hpc.{PROCESSES[name]}"
         command = [sys.executable, "-m", module, "--run-dir", str(self.run.path), "--name", name]
+        environment = {**os.environ, "PRORL_RUN_ID": self.run.run_id, "PRORL_ATTEMPT": str(self.run.attempt)}
         with self.run.process_log(name).open("ab") as log:
-            self.children[name] = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, "PRORL_JOB_TOKEN": job}
-            )
+            self.children[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     async def kill(self, name: str) -> None:
         self.children[name].kill()

@@ -134,7 +134,7 @@ def test_any_history(actions: list[tuple]) -> None:
 
     again = Orders(BUDGETS)
     resumed = again.resume(world.open(), 0.0)
-    under_way = {rollout.rollout_id: rollout for rollout, _ in resumed.under_way}
+    under_way = {one.spec.rollout_id: one.spec for one in resumed.under_way}
     assert under_way == world.living
     assert resumed.moves.cancel == () and resumed.over == ()
     assert all(rollout.budgets == BUDGETS for rollout in under_way.values())

@@ -156,6 +156,7 @@ async def coordinator(directory: Path) -> AsyncIterator[tuple[Coordinator, Journ
         journal,
         Keepsakes(directory / "keepsakes.json", "job"),
         status_file=directory / "status.json",
+        drained_marker=directory / "DRAINED",
         tasks=["t"],
     )
     try:

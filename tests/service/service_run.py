@@ -263,6 +263,7 @@ class ServiceRun:
     status_file: Path
     socket_path: Path
     stop: asyncio.Event
+    drain: asyncio.Event
     main: asyncio.Task[None]
     _lives: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _agents: list[FakeWorker | FakeServer] = field(default_factory=list)
@@ -306,32 +307,44 @@ class ServiceRun:
 
 
 @asynccontextmanager
-async def service_run(directory: Path, *, epoch: str = "job", **settings: Any) -> AsyncIterator[ServiceRun]:
+async def service_run(
+    directory: Path, *, epoch: str = "run", attempt: int = 1, **settings: Any
+) -> AsyncIterator[ServiceRun]:
     """``settings`` are those of RolloutConfig. In the directory of an earlier one it goes on with what that had."""
     config = RolloutConfig(**{"heartbeat_s": 0.1, "lost_after_s": 1.0, "retries": 2, **settings})
     run_directory = RunDirectory(directory)
     keys = RunKeys.load(directory / "keys") if (directory / "keys").exists() else RunKeys.create(directory / "keys")
     run_directory.state.mkdir(exist_ok=True)
     store = RolloutStore(run_directory) if config.keep_trajectories else None
-    journal = await Journal.open(directory / "journal.sqlite", epoch=epoch, store=store)
+    journal = await Journal.open(directory / "journal.sqlite", epoch=epoch, attempt=attempt, store=store)
     door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, directory / "c.zmq")
-    stop, status_file = asyncio.Event(), directory / "status.json"
+    stop, drain, status_file = asyncio.Event(), asyncio.Event(), directory / "status.json"
     try:
         coordinator = Coordinator(
             "run-1",
             config,
             door,
             journal,
-            Keepsakes(directory / "keepsakes.json", epoch),
+            Keepsakes(directory / "keepsakes.json", epoch, attempt),
             status_file=status_file,
+            drained_marker=directory / "DRAINED",
             tasks=["t"],
             first_server_s=0.3,
         )
         await coordinator.resume()
-        main = asyncio.create_task(coordinator.run(stop))
+        main = asyncio.create_task(coordinator.run(stop, drain=drain))
         async with HttpFace(coordinator, directory / "c.http", tcp_host="127.0.0.1", token=keys.api_token) as face:
             run = ServiceRun(
-                coordinator, door, face, keys, run_directory.rollouts, status_file, directory / "c.http", stop, main
+                coordinator,
+                door,
+                face,
+                keys,
+                run_directory.rollouts,
+                status_file,
+                directory / "c.http",
+                stop,
+                drain,
+                main,
             )
             try:
                 yield run
@@ -339,7 +352,7 @@ async def service_run(directory: Path, *, epoch: str = "job", **settings: Any) -
                 await run.close()
     finally:
         door.close()
-        await journal.close()
+        await journal.close(goes_on=True)
 
 
 async def until(holds: Callable[[], bool]) -> None:

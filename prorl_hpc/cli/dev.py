@@ -74,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH:SIZE",
         help="a file system of that size (64m) that the nodes share, to be filled; namespaced only",
     )
+    start.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of slurm.conf, such as Epilog=/path"
+    )
     start.add_argument("--until-eof", action="store_true", help="stop the cluster when standard input ends")
     verbs.add_parser("stop").add_argument("dir", type=Path)
     run = verbs.add_parser("run")
@@ -96,6 +99,9 @@ def _shape(args: argparse.Namespace) -> Shape:
         if not path or not size:
             raise ConfigError(f"--share-tmpfs {words}: expected PATH:SIZE, such as /tmp/full:64m")
         tmpfs[str(Path(path).absolute())] = size
+    for words in args.set:
+        if not all(words.partition("=")):
+            raise ConfigError(f"--set {words}: expected KEY=VALUE, such as KillWait=30")
     return Shape(
         kind=args.kind,
         cpu_nodes=args.cpu_nodes,
@@ -107,6 +113,7 @@ def _shape(args: argparse.Namespace) -> Shape:
         max_minutes=args.max_minutes,
         share=[str(path.absolute()) for path in args.share],
         share_tmpfs=tmpfs,
+        settings=dict(words.split("=", 1) for words in args.set),
     )
 
 

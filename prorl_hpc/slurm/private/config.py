@@ -35,7 +35,7 @@ def write_slurm_config(directory: Path, shape: Shape, local: dict[str, str], nod
     if not key.exists():
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-    settings = {**_settings(directory), "KillWait": str(shape.kill_wait_s), **local}
+    settings = {**_settings(directory), "KillWait": str(shape.kill_wait_s), **local, **shape.settings}
     lines = [f"{key}={value}" for key, value in settings.items()] + nodes + _partitions(shape)
     (directory / "etc" / "slurm.conf").write_text("\n".join(lines) + "\n")
     _write_gpus(directory, shape)

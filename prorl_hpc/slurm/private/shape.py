@@ -19,7 +19,8 @@ _FILE = "cluster.json"
 class Shape(msgspec.Struct, frozen=True):
     """``cpus``, ``memory_mib`` and ``gpus`` are what each node claims to have, whatever the machine has. ``share``: host
     directories that all nodes see. ``share_tmpfs``: path → size (64m) of a file system that all nodes share, so that it
-    can be filled. ``kill_wait_s`` lies between SIGTERM and SIGKILL of an ended job; Slurm's default is 30."""
+    can be filled. ``kill_wait_s`` lies between SIGTERM and SIGKILL of an ended job; Slurm's default is 30. ``settings``:
+    more of slurm.conf, such as Epilog."""
 
     kind: str = "mini"
     cpu_nodes: int = 4
@@ -31,6 +32,7 @@ class Shape(msgspec.Struct, frozen=True):
     max_minutes: int = 120
     share: list[str] = []
     share_tmpfs: dict[str, str] = {}
+    settings: dict[str, str] = {}
 
     @property
     def cpu_names(self) -> list[str]:

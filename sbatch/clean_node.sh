@@ -1,0 +1,94 @@
+#!/bin/bash
+# For admins, as Prolog or Epilog of all jobs (or from cron): removes what dead runs of prorl_hpc left on a node.
+#
+#   slurm.conf:  Epilog=/etc/slurm/epilog.d/*        and this file there, owned by root, executable
+#   by hand:     sbatch/clean_node.sh [DIRECTORY…]   as root: of all users; else: of your own
+#
+# Edit: roots, the node-local directories that users set as run.runtime_root (not those below $SLURM_TMPDIR or a private
+# /tmp: they go with the job).
+#
+# What it removes: DIRECTORY/prorl-<uid>-<hash> and /dev/shm/ of the same name, if
+#   - it is a directory, not a link, of that very uid and closed to all others,
+#   - its file `owner` says which run, job and process it is of,
+#   - and nothing of these lives on this node: not that process, nor any other of the run or of the job.
+# So it does not matter whose job begins or ends, and Slurm is not asked: an Epilog should not do that. Components of a
+# heterogeneous job have ids of their own, while `owner` and SLURM_JOB_ID of all its processes name the first one's.
+#
+# /tmp belongs to everybody, so names in it are not trusted: root decides, and the directory's owner, whose rights
+# setpriv (util-linux 2.24 or newer) takes on, reads and removes. Nothing is followed out of the directory.
+# It always exits with 0, since another code of a Prolog or Epilog takes the node out of service.
+set -u
+export LC_ALL=C
+path=/usr/sbin:/usr/bin:/sbin:/bin # Slurm sets none
+# This process must not look like one of the ending job.
+[ "${PRORL_CLEAN_NODE:-}" ] || exec /usr/bin/env -i PRORL_CLEAN_NODE=1 PATH=$path /bin/bash "$0" "$@"
+roots=("$@")
+[ $# -gt 0 ] || roots=(/tmp)
+
+say() {
+  echo "prorl clean_node: $*"
+  logger -t prorl-clean-node -- "$*" 2>/dev/null
+}
+
+as_owner() { # as_owner UID GID COMMAND…: with the rights of the directory's owner, and not for ever
+  local uid=$1 gid=$2
+  shift 2
+  if [ "$(id -u)" = "$uid" ]; then
+    timeout 60 "$@"
+  else
+    timeout 60 setpriv "--reuid=$uid" "--regid=$gid" --clear-groups "$@"
+  fi
+}
+
+value() { # value KEY PATTERN TEXT: of the line KEY=…, if all of it fits the pattern
+  sed -n "s/^$1=//p" <<<"$3" | head -n 1 | grep -xE "$2"
+}
+
+lives() { # lives UID PID RUN JOB: whether anything of the run or its job is alive on this node
+  local pid files=()
+  [ "$(awk '/^Uid:/ { print $2 }' "/proc/$2/status" 2>/dev/null)" = "$1" ] && return 0
+  for pid in $(ps -o pid= -U "$1"); do files+=("/proc/$pid/environ"); done
+  [ ${#files[@]} -gt 0 ] || return 1
+  grep -qzxF -e "PRORL_RUN_ID=$3" ${4:+-e "SLURM_JOB_ID=$4"} "${files[@]}" 2>/dev/null
+}
+
+ours() { # ours PLACE UID: whether it is a directory, not a link, of that uid alone
+  [ "$(find "$1" -maxdepth 0 -type d -uid "$2" ! -perm /077 2>/dev/null)" ]
+}
+
+remove() { # remove PLACE UID GID
+  local mount
+  # Containers mount over FUSE; what was not given back in order would keep the directory.
+  while read -r mount; do
+    [[ $mount == "$1"/* ]] && as_owner "$2" "$3" fusermount -uz "$mount"
+  done < <(sed 's/^\([^ ]* \)\{4\}\([^ ]*\).*/\2/' /proc/self/mountinfo | sort -r)
+  # Agents leave directories that nobody may enter.
+  as_owner "$2" "$3" find "$1" -xdev -type d ! -perm -700 -exec chmod u+rwx {} \;
+  as_owner "$2" "$3" rm -rf --one-file-system -- "$1"
+} 2>&1
+
+clean() { # clean DIRECTORY
+  local directory=$1 name=${1##*/} uid gid text pid run job place trouble
+  uid=${name#prorl-} uid=${uid%%-*}
+  [ "$(id -u)" = 0 ] || [ "$(id -u)" = "$uid" ] || return
+  ours "$directory" "$uid" && gid=$(stat -c %g -- "$directory") || return
+  text=$(as_owner "$uid" "$gid" find "$directory" -maxdepth 1 -name owner -type f -size -8 -exec head -c 4096 {} \; 2>/dev/null | tr -d '\0')
+  pid=$(value pid '[0-9]+' "$text") && run=$(value run '[A-Za-z0-9._-]+' "$text") || return
+  job=$(value job '[0-9]+' "$text")
+  lives "$uid" "$pid" "$run" "$job" && return
+  for place in "$directory" "/dev/shm/$name"; do
+    ours "$place" "$uid" || continue
+    if trouble=$(remove "$place" "$uid" "$gid"); then
+      say "removed $place of run $run${job:+, job $job}"
+    else
+      say "could not remove all of $place of run $run: ${trouble##*$'\n'}"
+    fi
+  done
+}
+
+for root in "${roots[@]}"; do
+  for directory in "$root"/prorl-*-*; do
+    [[ ${directory##*/} =~ ^prorl-[0-9]+-[0-9a-f]+$ ]] && clean "$directory"
+  done
+done
+exit 0

@@ -11,6 +11,7 @@ import sys
 
 VERBS = {
     "launch": "train: compose the configuration, check it, start one job, show it",
+    "serve": "the rollout service alone, for a trainer elsewhere",
     "resume": "go on with a run from its newest checkpoint",
     "status": "where a run stands",
     "logs": "what its processes said",
@@ -21,12 +22,13 @@ VERBS = {
     "doctor": "what this machine has and lacks",
     "simulate": "the rollout service under a virtual clock: any size, any times, policies side by side",
     "bench": "measure the service on this machine against its goals",
+    "completion": "tab completion for bash, zsh or fish",
     "dev": "a real Slurm cluster on this machine, to try settings and to test with",
 }
 
 
 def usage() -> str:
-    verbs = "\n".join(f"  {verb:<8} {what}" for verb, what in VERBS.items())
+    verbs = "\n".join(f"  {verb:<10} {what}" for verb, what in VERBS.items())
     return (
         "usage: prorl-hpc VERB [arguments]        (also: python -m prorl_hpc VERB …)\n\n"
         "Trains multi-turn LLM agents by reinforcement learning, on this machine or on a Slurm cluster.\n\n"

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import prorl_hpc
+from prorl_hpc.config.store import conf_dir, user_conf_dirs
+
+
+_MOST_FILES = 100
 
 
 def environment_record(overrides: list[str]) -> dict[str, Any]:
@@ -25,22 +29,31 @@ def environment_record(overrides: list[str]) -> dict[str, Any]:
         "working_directory": os.getcwd(),  # noqa: PTH109
         "python": sys.version,
         "platform": platform.platform(),
+        "conf": [str(path) for path in (conf_dir(), *user_conf_dirs())],
         "git": git_state(Path(prorl_hpc.__file__).parent),
+        "working_directory_git": git_state(Path.cwd()),
         "packages": {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]},
     }
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
-    """Commit and whether files differ from it; None outside a git checkout."""
+    """Commit, and which tracked files differ from it; None outside a git checkout."""
 
     def git(*words: str) -> str | None:
         try:
             done = subprocess.run(["git", "-C", str(directory), *words], capture_output=True, text=True, timeout=10)
         except (FileNotFoundError, subprocess.TimeoutExpired):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return done.stdout.rstrip() if done.returncode == 0 else None
 
     commit = git("rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit, "changed": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    changed = git("status", "--porcelain", "--untracked-files=no") or ""
+    return {
+        "root": git("rev-parse", "--show-toplevel"),
+        "commit": commit,
+        "branch": git("rev-parse", "--abbrev-ref", "HEAD"),
+        "changed": bool(changed),
+        "changed_files": [line[3:] for line in changed.splitlines()][:_MOST_FILES],
+    }

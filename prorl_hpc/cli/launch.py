@@ -12,16 +12,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from prorl_hpc.cli.composition import Composed, compose_all, show_help
 from prorl_hpc.config.model_directory import prepared_model
+from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.validation import validate
 from prorl_hpc.messages.errors import ConfigError
-from prorl_hpc.slurm.plan import make_plan
+from prorl_hpc.slurm.plan import Plan, make_plan
 
 OWN_FLAGS = ("--dry-run", "--detach")
 _INTERRUPTED = 130
+
+
+class Attempt(Protocol):
+    """Submits a run, and shows it unless ``detach``; returns the exit code."""
+
+    def __call__(self, run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: bool) -> int: ...
 
 
 def main(argv: list[str]) -> int:
@@ -34,9 +42,9 @@ def main(argv: list[str]) -> int:
     return start_all(composed, dry_run="--dry-run" in flags, detach="--detach" in flags)
 
 
-def start_all(composed: list[Composed], *, dry_run: bool, detach: bool) -> int:
+def start_all(composed: list[Composed], *, dry_run: bool, detach: bool, attempt: Attempt | None = None) -> int:
     """Check all, then start all or, if one of them is wrong, none. Of a sweep a run that is refused or fails is told,
-    and the others are started all the same."""
+    and the others are started all the same. ``attempt``: how one is submitted and shown, cli.attempt.run_attempt."""
     if errors := _all_errors(composed, starting=not dry_run):
         _tell_errors(errors)
         return 2
@@ -46,7 +54,7 @@ def start_all(composed: list[Composed], *, dry_run: bool, detach: bool) -> int:
     for entry in composed:
         if len(composed) > 1:
             print(f"\nrun {len(codes) + 1} of {len(composed)}: {' '.join(entry.overrides)}", flush=True)
-        codes.append(_start(entry, dry_run=dry_run, detach=detach))
+        codes.append(_start(entry, dry_run=dry_run, detach=detach, attempt=attempt))
         if codes[-1] == _INTERRUPTED:
             break
     if len(composed) > 1:
@@ -54,21 +62,20 @@ def start_all(composed: list[Composed], *, dry_run: bool, detach: bool) -> int:
     return _INTERRUPTED if _INTERRUPTED in codes else max(codes, default=0)
 
 
-def _start(entry: Composed, *, dry_run: bool, detach: bool) -> int:
+def _start(entry: Composed, *, dry_run: bool, detach: bool, attempt: Attempt | None) -> int:
     try:
-        return _dry_run(entry.config) if dry_run else launch(entry, detach=detach)
+        return _dry_run(entry.config) if dry_run else launch(entry, detach=detach, attempt=attempt)
     except ConfigError as error:
         print(f"prorl-hpc launch: {error}", file=sys.stderr)
         return 2
 
 
-def launch(entry: Composed, *, detach: bool) -> int:
+def launch(entry: Composed, *, detach: bool, attempt: Attempt | None = None) -> int:
     """Start one checked configuration in a new run directory. Raises ConfigError, leaving nothing behind, if Slurm
     refuses it."""
     from prorl_hpc.cli.attempt import run_attempt
     from prorl_hpc.cli.environment_record import environment_record
     from prorl_hpc.cli.run_choice import link_latest
-    from prorl_hpc.config.run_directory import RunDirectory
     from prorl_hpc.messages.codec import write_json
     from prorl_hpc.transport.keys import RunKeys
 
@@ -89,7 +96,7 @@ def launch(entry: Composed, *, detach: bool) -> int:
         RunKeys.create(run.keys)
         write_json(run.path / "environment.json", environment_record(entry.overrides))
         link_latest(run, root)
-        return run_attempt(run, config, plan, detach=detach)
+        return (attempt or run_attempt)(run, config, plan, detach=detach)
 
 
 @contextmanager

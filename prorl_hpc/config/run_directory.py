@@ -63,13 +63,15 @@ class RunDirectory:
     def create(cls, config: ProrlConfig) -> RunDirectory:
         """A new directory with a unique id, holding the composed config."""
         day = Path(config.run.root).absolute() / time.strftime("%Y-%m-%d")
-        day.mkdir(parents=True, exist_ok=True)
         while True:
+            day.mkdir(parents=True, exist_ok=True)
             run = cls(day / f"{config.run.name}-{secrets.token_hex(3)}")
             try:
                 run.path.mkdir(mode=0o700)
                 break
             except FileExistsError:
+                continue
+            except FileNotFoundError:  # a launch that was refused took the empty day away
                 continue
         for directory in (run.attempts, run.rollouts, run.checkpoints, run.weights, run.keys, run.jobs):
             directory.mkdir(mode=0o700)

@@ -19,11 +19,12 @@ _POSITIVE: Check = (lambda v: v > 0, "greater than 0")
 _AT_LEAST_1: Check = (lambda v: v >= 1, "at least 1")
 _NOT_NEGATIVE: Check = (lambda v: v >= 0, "0 or more")
 _KERNEL_PROCESSES = 16
+_ONE_OF = "one of "
 _FRACTION: Check = (lambda v: 0 < v <= 1, "greater than 0 and at most 1")
 
 
 def _one_of(*allowed: str) -> Check:
-    return (lambda v: v in allowed, "one of " + ", ".join(allowed))
+    return (lambda v: v in allowed, _ONE_OF + ", ".join(allowed))
 
 
 _RULES: list[tuple[Check, str]] = [
@@ -84,6 +85,12 @@ def validate(config: ProrlConfig) -> list[str]:
         *_outside(config),
         *cluster_errors(config),
     ]
+
+
+def allowed_words(name: str) -> list[str]:
+    """The words that may be the value of setting ``name``; empty where it is not one of a few."""
+    texts = (text for (_, text), names in _RULES if name in names.split() and text.startswith(_ONE_OF))
+    return [word for text in texts for word in text.removeprefix(_ONE_OF).split(", ")]
 
 
 def setting(config: ProrlConfig, dotted: str) -> Any:

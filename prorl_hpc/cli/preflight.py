@@ -15,7 +15,7 @@ from prorl_hpc.cli.preflight_data import data_problems
 from prorl_hpc.cli.preflight_model import model_problems
 from prorl_hpc.cli.preflight_slurm import slurm_problems, slurm_warnings
 from prorl_hpc.config.cluster_validation import wasted
-from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
+from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError, filled_in
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.inference.factory import KINDS, resolve_engine
 from prorl_hpc.messages.errors import ConfigError
@@ -63,13 +63,14 @@ def _run_root(config: ProrlConfig) -> Iterator[str]:
 
 
 def _runtime_root(config: ProrlConfig) -> Iterator[str]:
-    root = config.run.runtime_root
-    longest = RunDirectory("/x").runtime_dir(root)
+    root, local = config.run.runtime_root, config.cluster.kind == "local"
     try:
-        RunDirectory.check_socket_length(longest)
+        RunDirectory.check_socket_length(RunDirectory("/x").runtime_dir(root))
     except RunDirectoryError as error:
-        yield str(error)
-    if config.cluster.kind == "local" and not os.access(root, os.W_OK | os.X_OK):
+        if local or "$" not in root:  # else a variable that only the job's nodes have
+            yield str(error)
+        return
+    if local and not os.access(filled_in(root), os.W_OK | os.X_OK):
         yield f"run.runtime_root={root} is not a directory that can be written: set it to a node-local one"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prorl_hpc.config.cluster_validation import cluster_errors
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.slurm.own_container_checks import container_problems
 from prorl_hpc.slurm.plan_problems import plan_problems
 from prorl_hpc.slurm.script import OWNED_OPTIONS, check_extra
 from prorl_hpc.slurm.site import Site, ask_site
@@ -22,7 +23,7 @@ _COMPONENTS = ("rollout", "inference", "trainer")
 def slurm_problems(config: ProrlConfig, *, starting: bool = True) -> Iterator[str]:
     """Each as a sentence with its cure; nothing for a run on this machine but its containers. ``starting``: Slurm must
     be there; a dry run goes without."""
-    yield from _container(config)
+    yield from container_problems(config)
     cluster = config.cluster
     if cluster.kind != "slurm":
         return
@@ -79,16 +80,3 @@ def site_options() -> list[str]:
         return []
     text = subprocess.run(["sbatch", "--help"], capture_output=True, text=True).stdout
     return [word.removeprefix("--").split("=")[0].split("[")[0] for word in text.split() if word.startswith("--")]
-
-
-def _container(config: ProrlConfig) -> Iterator[str]:
-    """Images of our own processes: they must be there before anything waits in a queue for them."""
-    cluster = config.cluster
-    named = {"cluster.container.image": cluster.container.image}
-    named |= {f"cluster.{name}.container": getattr(cluster, name).container for name in _COMPONENTS}
-    for name, image in named.items():
-        if image and "$" not in image and not Path(image).expanduser().exists():
-            yield (
-                f"{name}={image} is not there: build it (`apptainer build`), or give another .sif file or image directory "
-                "that all nodes see"
-            )

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -22,23 +22,26 @@ def empty(runtime_dir: Path) -> None:
 
 def remove_node_files(run: RunDirectory, runtime_root: str) -> list[str]:
     """Remove this node's runtime directory and the run's shared memory; returns what is left, for people."""
-    left = []
-    for path in node_files(run, runtime_root):
-        if stuck := _unmount_below(path):
-            left += [f"mount {mount}" for mount in stuck]
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-        if path.exists():
-            left.append(str(path))
-    return left
+    return [line for path in node_files(run, runtime_root) for line in remove_path(path)]
+
+
+def remove_path(path: Path) -> list[str]:
+    """Remove a file, or a directory with the mounts in it; returns what is left, for people."""
+    if stuck := _unmount_below(path):
+        return [f"mount {mount}" for mount in stuck]
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+    return [str(path)] if path.exists() else []
 
 
 def node_files(run: RunDirectory, runtime_root: str) -> list[Path]:
-    """What there is of the run on this node."""
-    runtime = run.runtime_dir(runtime_root)
+    """What there is of the run on this node; nothing where ``runtime_root`` names a variable that it has not."""
+    try:
+        runtime = run.runtime_dir(runtime_root)
+    except RunDirectoryError:
+        return []
     found = {path for stem in (runtime.name, f"prorl-{run.run_id}") for path in SHARED_MEMORY.glob(f"{stem}*")}
     return [path for path in (runtime, *sorted(found)) if path.exists()]
 

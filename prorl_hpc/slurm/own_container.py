@@ -63,7 +63,7 @@ def wrap(
     words = [find_binary(environ), "-q", "exec", *gpu_flags(component, settings.args, devices)]
     for path in paths_of(config, run, environ):
         words += ["--bind", path]
-    words += [*settings.args, str(Path(image).absolute()), settings.python, *command[1:]]
+    words += [*settings.args, str(filled_in(image).absolute()), settings.python, *command[1:]]
     return Command(words, {**inside_environment(environ), LEASH: "stdin", VERSION: __version__}, leashed=True)
 
 

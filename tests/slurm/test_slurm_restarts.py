@@ -93,14 +93,33 @@ def test_the_death_after_the_last_restart_ends_the_run(tmp_path: Path) -> None:
     assert processes_of(run) == []
 
 
-@pytest.mark.parametrize("name", ["inference-0", "trainer-0"])
-def test_inference_and_trainer_are_not_started_again(tmp_path: Path, name: str) -> None:
-    run, job = started(with_restarts(tmp_path, 3), {name: {"exit_after": 0.6, "code": 3}})
+def test_a_trainer_is_not_started_again(tmp_path: Path) -> None:
+    run, job = started(with_restarts(tmp_path, 3), {"trainer-0": {"exit_after": 0.6, "code": 3}})
     assert job.wait(40)
     failure = read_failure(run)
     assert failure is not None
-    assert (failure.name, failure.what) == (name, "exited with code 3")
-    assert len(starts(run, name)) == 1
+    assert (failure.name, failure.what) == ("trainer-0", "exited with code 3")
+    assert len(starts(run, "trainer-0")) == 1
+
+
+def test_the_llm_server_of_a_dead_agent_is_gone_before_the_next_agent_starts(tmp_path: Path) -> None:
+    """It leads a session of its own and is deaf to SIGTERM, as vLLM may be that waits for its GPU."""
+    acts = {
+        "inference-0": {"exit_after": 0.6, "killed": True, "deaths": 1, "grandchild": True},
+        "trainer-0": finish_after(inference_0=2),
+    }
+    run, job = started(with_restarts(tmp_path, 1), acts)
+    while len(starts(run, "inference-0")) < 2:
+        assert job.alive()
+        time.sleep(0.01)
+    servers = [line for line in processes_of(run) if "SIG_IGN" in line and "bash" not in line]
+    assert len(servers) <= 1, servers  # the second agent's own
+    assert job.wait(40)
+    assert read_failure(run) is None
+    assert [str(restart) for restart in read_restarts(run)] == [
+        "inference-0 was killed by SIGKILL: started again (1 of 1)"
+    ]
+    assert processes_of(run) == []
 
 
 def test_what_was_never_ready_is_not_started_again(tmp_path: Path) -> None:

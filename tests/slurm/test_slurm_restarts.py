@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fakes.runs import fake_config, fake_plan, fake_run, processes_of
 
 from prorl_hpc.config.run_directory import RunDirectory

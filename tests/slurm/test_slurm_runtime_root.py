@@ -17,7 +17,7 @@ def test_a_run_on_scratch_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyP
     scratch.mkdir()
     monkeypatch.setenv("SLURM_TMPDIR", str(scratch))
     config = fake_config(tmp_path)
-    config.run.runtime_root = "${SLURM_TMPDIR}"
+    config.run.runtime_root = "$SLURM_TMPDIR"
     acts = {
         "worker-0": {"dump_environment": True},
         "trainer-0": {"exit_after": 1.0, "finish": True, "finish_after_starts": {"worker-0": 1}},

@@ -1,0 +1,135 @@
+"""What dead runs of this user left on this machine: runtime directories and shared memory. Only what is surely dead.
+
+A runtime directory says whose it is (its ``owner`` file): it is dead when neither that job nor that process lives. One
+without such a file, and shared memory whose runtime directory is gone, are dead when nobody listens on their sockets and
+no process has anything in them open (slurm.in_use).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prorl_hpc.config.run_directory import OWNER_FILE
+from prorl_hpc.slurm.cleanup import SHARED_MEMORY, remove_path
+from prorl_hpc.slurm.in_use import InUse
+from prorl_hpc.slurm.states import JobPhase, JobReports, job_reports
+
+YOUNG_S = 60.0
+"""A directory without an owner may just be coming to be."""
+_CLOCK_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something on this machine that is named after a run. ``why``: for people, why it is dead, or why it is kept."""
+
+    path: Path
+    run_id: str
+    dead: bool
+    why: str
+    owner: dict[str, str] = field(default_factory=dict)
+
+
+def find_leftovers(roots: Iterable[Path], living: Iterable[str] = ()) -> list[Leftover]:
+    """All that bears the name of a run of this user, in ``roots`` (of runtime directories) and in shared memory.
+    ``living``: ids of runs that are known to live. Asks Slurm at most once."""
+    directories = [
+        path for root in dict.fromkeys(roots) for path in _ours(root, f"prorl-{os.getuid()}-*", stat.S_ISDIR)
+    ]
+    owners = {path: read_owner(path) for path in directories}
+    jobs = {owner["job"] for owner in owners.values() if owner.get("job")}
+    asked, alive, used = job_reports(jobs), set(living), InUse.now()
+    found = [_of_directory(path, owners[path], asked, alive, used) for path in directories]
+    kept = {item.path.name for item in found if not item.dead}
+    kept |= {f"prorl-{item.run_id}" for item in found if not item.dead and item.run_id} | {f"prorl-{i}" for i in alive}
+    memory = _ours(SHARED_MEMORY, "prorl-*", lambda mode: not stat.S_ISLNK(mode))
+    return found + [_of_memory(path, kept, used) for path in memory]
+
+
+def remove(leftover: Leftover) -> list[str]:
+    """Remove it with the mounts in it; returns what is left, for people. One that has another owner by now, a run that
+    has begun meanwhile, stays."""
+    return remove_path(leftover.path) if read_owner(leftover.path) == leftover.owner else []
+
+
+def read_owner(directory: Path) -> dict[str, str]:
+    """run, path, job and pid of a runtime directory; empty if it does not say."""
+    try:
+        lines = (directory / OWNER_FILE).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {key: value for key, _, value in (line.partition("=") for line in lines) if value}
+
+
+def _of_directory(path: Path, owner: dict[str, str], asked: JobReports, alive: set[str], used: InUse) -> Leftover:
+    run_id = owner.get("run", "")
+    if not owner:
+        dead, why = _unowned(path, used)
+    elif run_id in alive:
+        dead, why = False, f"{run_id} lives"
+    else:
+        dead, why = _owned(path, owner, asked)
+    return Leftover(path, run_id, dead, why, owner)
+
+
+def _owned(path: Path, owner: dict[str, str], asked: JobReports) -> tuple[bool, str]:
+    if job := owner.get("job"):
+        report = asked.of(job)
+        if report is None:
+            return False, f"it is not known whether job {job} lives: {asked.trouble}"
+        if report.phase is not JobPhase.ENDED:
+            return False, f"job {job} is {report.state}"
+    pid = owner.get("pid", "")
+    if not pid.isdigit() or _is_alive(int(pid), (path / OWNER_FILE).stat().st_mtime):
+        return False, f"its process {pid or '(none named)'} lives" if pid.isdigit() else "it names no process"
+    return True, f"job {job} and process {pid} are gone" if job else f"process {pid} is gone"
+
+
+def _unowned(path: Path, used: InUse) -> tuple[bool, str]:
+    if time.time() - path.stat().st_mtime < YOUNG_S:
+        return False, f"it has no {OWNER_FILE} file, and is younger than {YOUNG_S:.0f} s"
+    if user := used.user_of(path):
+        return False, user
+    return True, "nobody owns it, listens in it or has it open"
+
+
+def _of_memory(path: Path, kept: set[str], used: InUse) -> Leftover:
+    if owner := next((name for name in kept if path.name == name or path.name.startswith(f"{name}-")), ""):
+        return Leftover(path, "", False, f"it belongs to {owner}")
+    if user := used.user_of(path):
+        return Leftover(path, "", False, user)
+    if time.time() - path.stat().st_mtime < YOUNG_S:
+        return Leftover(path, "", False, f"it is younger than {YOUNG_S:.0f} s")
+    return Leftover(path, "", True, "no process has it open")
+
+
+def _ours(root: Path, pattern: str, kind: Callable[[int], bool]) -> list[Path]:
+    """Entries of this user; nothing where there is no such directory."""
+    found = []
+    for path in sorted(root.glob(pattern)) if root.is_dir() else []:
+        try:
+            info = path.lstat()
+        except FileNotFoundError:
+            continue
+        if info.st_uid == os.getuid() and kind(info.st_mode):
+            found.append(path)
+    return found
+
+
+def _is_alive(pid: int, known_since: float) -> bool:
+    """Whether that process runs, and not a later one with its number: it was there at ``known_since``."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        dead = process.status() == psutil.STATUS_ZOMBIE or process.create_time() > known_since + _CLOCK_GRACE_S
+        return not dead
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True

@@ -1,0 +1,170 @@
+"""clean: what dead runs left, never what a living one needs, never what may be anybody's; and ended runs for good."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prorl_hpc.__main__ import main
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.messages.codec import write_json
+from prorl_hpc.slurm import leftovers
+from prorl_hpc.slurm.endings import AttemptEnding, Ending, write_ending
+from prorl_hpc.slurm.job import JobRecord
+from prorl_hpc.slurm.leftovers import find_leftovers
+from prorl_hpc.slurm.run_index import all_runs, register_run
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory for runtime directories, shared memory of its own, and a Slurm that knows job 5 alone."""
+    for name in ("bin", "nodes", "shm", "here"):
+        (tmp_path / name).mkdir()
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text("#!/bin/sh\necho '5|RUNNING|None|N/A|1:00'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PRORL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr("prorl_hpc.cli.clean.runtime_roots", lambda runs: [tmp_path / "nodes"])
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "nodes"
+
+
+def runtime_dir(place: Path, digest: str, owner: str | None, age_s: float = 3600.0) -> Path:
+    path = place / f"prorl-{os.getuid()}-{digest}"
+    path.mkdir(mode=0o700)
+    (path / "worker-0.sock").touch()
+    if owner is not None:
+        (path / "owner").write_text(owner)
+    for file in (*path.iterdir(), path):
+        os.utime(file, (time.time() - age_s,) * 2)
+    return path
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return child.pid
+
+
+def owner_of(run: str, job: int | str, pid: int) -> str:
+    return f"run={run}\npath=/nowhere/{run}\njob={job}\npid={pid}\n"
+
+
+def test_only_what_is_surely_dead_goes(place: Path, dead_pid: int, capsys: pytest.CaptureFixture[str]) -> None:
+    dead_job = runtime_dir(place, "a", owner_of("demo-aaaaaa", 4, dead_pid))
+    dead_process = runtime_dir(place, "b", owner_of("demo-bbbbbb", "", dead_pid))
+    living_job = runtime_dir(place, "c", owner_of("demo-cccccc", 5, dead_pid))
+    living_process = runtime_dir(place, "d", owner_of("demo-dddddd", "", os.getpid()), age_s=0)
+    recycled = runtime_dir(place, "e", owner_of("demo-eeeeee", "", os.getpid()), age_s=1e8)
+    unowned, young = runtime_dir(place, "f", None), runtime_dir(place, "g", None, age_s=0)
+    foreign = place / "prorl-4294967294-h"
+    foreign.mkdir()
+    assert main(["clean", "--dry-run"]) == 0
+    assert dead_job.exists()
+    assert f"would remove {dead_job} of demo-aaaaaa" in capsys.readouterr().out
+    assert main(["clean"]) == 0
+    assert sorted(path.name[-1] for path in place.iterdir()) == ["c", "d", "g", "h"]
+    assert not any(path.exists() for path in (dead_job, dead_process, recycled, unowned))
+    assert all(path.exists() for path in (living_job, living_process, young, foreign))
+    assert f"keeping {living_job} of demo-cccccc: job 5 is RUNNING" in capsys.readouterr().out
+
+
+def test_nothing_of_a_job_goes_while_slurm_does_not_answer(place: Path, dead_pid: int) -> None:
+    squeue = place.parent / "bin" / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+    path = runtime_dir(place, "a", owner_of("demo-aaaaaa", 4, dead_pid))
+    assert main(["clean"]) == 0
+    assert path.exists()
+
+
+@pytest.fixture
+def holder(place: Path) -> Iterator[Path]:
+    """A directory without an owner in which a process has a file open."""
+    path = runtime_dir(place, "open", None)
+    program = f"import sys; f = open({str(path / 'worker-0.sock')!r}); print('up', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdin is not None
+        process.stdout.readline()
+        yield path
+        process.stdin.close()
+
+
+def test_without_an_owner_what_is_in_use_stays(place: Path, holder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listening = runtime_dir(place, "listens", None)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(listening / "s"))
+        server.listen()
+        os.utime(listening, (1, 1))
+        assert main(["clean"]) == 0
+    assert holder.exists()
+    assert listening.exists()
+    assert "listens on a socket called s" in capsys.readouterr().out
+    assert main(["clean"]) == 0  # a socket file that nobody listens on any more
+    assert not listening.exists()
+
+
+def test_shared_memory_goes_with_its_run(place: Path, dead_pid: int) -> None:
+    shm = place.parent / "shm"
+    dead = runtime_dir(place, "a", owner_of("demo-aaaaaa", "", dead_pid))
+    living = runtime_dir(place, "b", owner_of("demo-bbbbbb", 5, dead_pid))
+    names = [f"{dead.name}-x", f"{living.name}-x", "prorl-demo-aaaaaa-w", "prorl-demo-bbbbbb-w", "prorl-demo-eeeeee-w"]
+    for name in [*names, "other"]:
+        (shm / name).touch()
+        os.utime(shm / name, (1, 1))
+    found = {item.path.name: item.dead for item in find_leftovers([place], living=["demo-eeeeee"])}
+    expected = [True, False, True, False, False]
+    assert [found[name] for name in names] == expected
+    assert "other" not in found
+
+
+def test_a_directory_with_a_new_owner_is_not_removed(place: Path, dead_pid: int) -> None:
+    path = runtime_dir(place, "a", owner_of("demo-aaaaaa", "", dead_pid))
+    (item,) = find_leftovers([place])
+    assert item.dead
+    (path / "owner").write_text(owner_of("demo-aaaaaa", 5, os.getpid()))
+    assert leftovers.remove(item) == []
+    assert path.exists()
+
+
+def ended_run(root: Path, ending: Ending | None, kind: str = "slurm") -> RunDirectory:
+    run = RunDirectory(root / "runs" / "day" / "demo-abcdef")
+    for directory in (run.attempts, run.jobs):
+        directory.mkdir(parents=True)
+    run.begin_attempt(1)
+    run.config_file.write_text("run: {runtime_root: /tmp}\n")
+    write_json(run.jobs / "job.json", JobRecord(kind, "5", "elsewhere", 0, time.time(), 1))
+    if ending is not None:
+        write_ending(run, AttemptEnding(ending, "", time.time()))
+    (root / "runs" / "latest").symlink_to("day/demo-abcdef")
+    register_run(run)
+    return run
+
+
+def test_an_ended_run_is_deleted_when_that_is_wanted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ended_run(place.parent, Ending.STOPPED)
+    assert main(["clean", run.run_id]) == 2  # nobody can be asked here
+    assert "--yes" in capsys.readouterr().err
+    assert main(["clean", run.run_id, "--dry-run"]) == 0
+    assert run.path.exists()
+    assert main(["clean", run.run_id, "--yes"]) == 0
+    assert not run.path.exists()
+    assert not (place.parent / "runs" / "latest").is_symlink()
+    assert all_runs() == []
+
+
+@pytest.mark.parametrize(("kind", "words"), [("slurm", "demo-abcdef is running"), ("local", "it is not known whether")])
+def test_a_run_that_may_live_is_not(place: Path, capsys: pytest.CaptureFixture[str], kind: str, words: str) -> None:
+    run = ended_run(place.parent, None, kind)
+    assert main(["clean", str(run.path), "--yes"]) == 1
+    assert words in capsys.readouterr().err
+    assert run.path.exists()

@@ -96,13 +96,14 @@ class WeightUpdate(msgspec.Struct, frozen=True, tag=True):
 
 class WeightUpdated(msgspec.Struct, frozen=True, tag=True):
     """What one inference agent answers. ``error`` is empty on success; ``probe_gap`` is the largest
-    |engine − trainer| logprob difference seen, or None without a probe."""
+    |engine − trainer| logprob difference seen, or None without a probe. ``lost``: it did not answer, for it is gone."""
 
     version: int
     server_id: str
     seconds: float
     probe_gap: float | None = None
     error: str = ""
+    lost: bool = False
 
 
 class OutsideServer(msgspec.Struct, frozen=True):

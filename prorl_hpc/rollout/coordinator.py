@@ -204,7 +204,7 @@ class Coordinator(OrderDesk):
         await wanted.wait()
         self._dispatch.tell(Drain())
         log.info("draining: no rollout is started any more, %d are under way", self._scheduler.under_way)
-        while self._scheduler.under_way:
+        while self._scheduler.under_way:  # noqa: ASYNC110  (changes on every report)
             await asyncio.sleep(_DRAIN_LOOK_S)
         await self._journal.flush()
         await asyncio.to_thread(self._drained_marker.touch)

@@ -82,7 +82,7 @@ class WeightFanOut:
     def server_lost(self, server_id: str) -> None:
         self._versions.pop(server_id, None)
         if server_id in self._asked:
-            self._give_up(server_id, "the server was lost while it loaded them")
+            self._give_up(server_id, "the server was lost while it loaded them", lost=True)
 
     def answered(self, answer: WeightUpdated) -> None:
         if self._newest is None or answer.version != self._newest.version:
@@ -127,10 +127,10 @@ class WeightFanOut:
         self._asked[server_id] = time.monotonic()
         self._send(server_id, self._newest)
 
-    def _give_up(self, server_id: str, why: str) -> None:
+    def _give_up(self, server_id: str, why: str, *, lost: bool = False) -> None:
         assert self._newest is not None
         seconds = time.monotonic() - self._asked.pop(server_id)
         version = self._newest.version
         error = f"version {version} did not reach {server_id}: {why}"
-        self._answers[server_id] = WeightUpdated(version, server_id, seconds, error=error)
+        self._answers[server_id] = WeightUpdated(version, server_id, seconds, error=error, lost=lost)
         self._changed.set()

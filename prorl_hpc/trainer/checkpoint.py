@@ -1,11 +1,13 @@
 """Checkpoints that transformers loads, vLLM serves and a run resumes from.
 
 ``checkpoints/step-N/`` is a Hugging Face model directory; ``trainer_state/`` in it holds the rest: optimizer,
-random state, step and data cursor. A checkpoint is written under another name and renamed when it is whole.
+random state, step and data cursor. A checkpoint is written under another name and renamed when it is whole and on
+disk: neither a kill nor a node that fails leaves half of one.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,10 +83,9 @@ def save(engine: Engine, checkpoints: Path, model_directory: Path, position: Pos
     dist.barrier(group=engine.commands)
     # Checksums of a gigabyte would take most of the seconds that a stop has; a torn file is never renamed into place.
     torch.serialization.set_crc32_options(False)
-    torch.save(
-        {"optimizer": engine.optimizer_state(), "torch_rng": torch.get_rng_state()},
-        aside / STATE_DIRECTORY / f"rank-{engine.rank:05d}.pt",
-    )
+    state_file = aside / STATE_DIRECTORY / f"rank-{engine.rank:05d}.pt"
+    torch.save({"optimizer": engine.optimizer_state(), "torch_rng": torch.get_rng_state()}, state_file)
+    _sync(state_file)
     shards, where = write_safetensors(engine.weights(), aside, "model", write=lead)
     if lead:
         shards, where = _hugging_face_names(shards, where)
@@ -92,11 +93,22 @@ def save(engine: Engine, checkpoints: Path, model_directory: Path, position: Pos
         _copy_model_files(model_directory, aside, str(engine.dtype).removeprefix("torch."))
         state = SavedState(position, engine.world, engine.stage, str(engine.dtype))
         write_json(aside / STATE_DIRECTORY / "state.json", state)
+        for path in (*shards, aside / STATE_DIRECTORY, aside):
+            _sync(path)
     dist.barrier(group=engine.commands)
     if lead:
         aside.rename(final)
+        _sync(checkpoints)
         _prune(checkpoints, keep)
     return final
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _hugging_face_names(shards: list[Path], where: dict[str, str]) -> tuple[list[Path], dict[str, str]]:

@@ -3,6 +3,9 @@
 Synchronous: the rollouts of a step come from the weights of the step before; with trainer.when_full=carry, groups that
 were in flight when a step was full end in the next one, their older tokens written by older weights. One optimizer
 step per batch, so the engine's recorded logprobs are π_old.
+
+What is ordered is a function of the configuration and the position alone. A loop that starts again at an earlier position
+so orders the same batches by the same names, and gets what was finished of them.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.batch import BatchResult, BatchSpec, BatchState
 from prorl_hpc.messages.codec import write_json
-from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.errors import RunError, ServiceError
 from prorl_hpc.messages.inference import WeightProbe
 from prorl_hpc.messages.status import TrainerStatus
 from prorl_hpc.observe.metrics import MetricsLog, newest_per_step
@@ -36,8 +39,6 @@ from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-CANCEL_S = 1.0
-"""How long the service may take to take back a batch when we stop; it may be stopping itself."""
 
 
 class TrainingLoop:
@@ -67,7 +68,6 @@ class TrainingLoop:
         self.position = position
         self.metrics = MetricsLog(run.metrics_file)
         self.weight_version = 0
-        self._batch: str | None = None
         self._seconds: dict[str, float] = {}
         self._step_seconds: deque[float] = deque(maxlen=5)
         self._last: dict[str, Any] = {}
@@ -86,34 +86,24 @@ class TrainingLoop:
     async def _train(self) -> None:
         await self._wait_for_servers()
         await self._publish()
-        if self.position.step == 0 and 0 not in self._evaluated:
-            await self._evaluate()
+        if self.position.step not in self._evaluated:
+            await self._evaluate_if_due()  # at the start, or left off between a step and its evaluation
         while self.position.step < self.settings.steps:
             await self._step()
-            step = self.position.step
-            every = self.settings.eval_every
-            if step == self.settings.steps or (every and step % every == 0):
-                await self._evaluate()
-        if self.settings.steps not in self._evaluated:
-            await self._evaluate()  # resumed between the last step and its evaluation
+            await self._evaluate_if_due()
         self._say("done")
 
+    async def _evaluate_if_due(self) -> None:
+        step, every = self.position.step, self.settings.eval_every
+        if step in (0, self.settings.steps) or (every and step % every == 0):
+            await self._evaluate()
+
     async def _leave_off(self) -> None:
-        """Take back the running batch and leave a checkpoint of the last complete step, both at once."""
+        """Leave a checkpoint of the last complete step. The running batch stays: who resumes from here asks for it."""
         log.info("stopping after step %d", self.position.step)
         self._say("saving", "stopping: saving a checkpoint to resume from")
-        cancelling = asyncio.create_task(self._cancel_batch())
         path = await self.crew.save(self.position)
-        await cancelling
         log.info("stopped; %s can be resumed from", path)
-
-    async def _cancel_batch(self) -> None:
-        if self._batch is None:
-            return
-        try:
-            await asyncio.wait_for(self.service.cancel_batch(self._batch), CANCEL_S)
-        except Exception as error:  # the service may be gone already, and stopping must go on
-            log.warning("batch %s could not be cancelled: %s", self._batch, error or type(error).__name__)
 
     # --- one step ---
 
@@ -200,7 +190,7 @@ class TrainingLoop:
     # --- the parts ---
 
     async def _wait_for_servers(self) -> None:
-        """Until the service has as many healthy servers as the plan has, or start_timeout_s has passed."""
+        """Until the service has as many healthy servers as the plan has; after start_timeout_s one will do."""
         wanted = len(self.servers)
         deadline = time.monotonic() + self.config.run.start_timeout_s
         while True:
@@ -208,12 +198,15 @@ class TrainingLoop:
             healthy = [s for s in status.servers if s.healthy and s.server_id in self.servers]
             if len(healthy) >= wanted:
                 return
+            if healthy and time.monotonic() > deadline:
+                log.warning("going on with %d of %d inference servers: the others may still come", len(healthy), wanted)
+                return
             if time.monotonic() > deadline:
                 known = ", ".join(
                     f"{s.server_id} ({s.detail or 'healthy' if s.healthy else 'down'})" for s in status.servers
                 )
                 raise RunError(
-                    f"{len(healthy)} of {wanted} inference servers were ready after {self.config.run.start_timeout_s:.0f} s "
+                    f"none of {wanted} inference servers was ready after {self.config.run.start_timeout_s:.0f} s "
                     f"(run.start_timeout_s); known: {known or 'none'}. Their logs are in {self.run_directory.logs}"
                 )
             self._say("waiting", f"{len(healthy)} of {wanted} inference servers are ready")
@@ -226,8 +219,7 @@ class TrainingLoop:
             paths = await self.crew.write_weights(self.directory.version(version))
             probe = WeightProbe(self.probe_ids, await self.crew.score(self.probe_ids), self.settings.probe_tolerance)
             patience_s = self.config.run.start_timeout_s
-            published = announce(self.service, version, paths, probe, servers=self.servers, patience_s=patience_s)
-            gap = await self._or_stop(published)
+            gap = await self._or_stop(announce(self.service, version, paths, probe, patience_s=patience_s))
             self.directory.remove_older()
         self.weight_version = version
         log.info("weights %d are served, probe gap %s", version, "unknown" if gap is None else f"{gap:.2g}")
@@ -250,14 +242,24 @@ class TrainingLoop:
         log.info("held-out after step %d: %d of %d succeed", step, figures["successes"], figures["rollouts"])
 
     async def _rollouts(self, spec: BatchSpec, phase: str) -> BatchResult:
-        self._batch = spec.batch_id
         with self._phase(phase, spec.batch_id):
-            await self._or_stop(self.service.submit_batch(spec))
+            await self._or_stop(self._submit(spec))
             result = await self._or_stop(self.service.wait_batch(spec.batch_id))
-        self._batch = None
         if result.progress.state not in (BatchState.DONE, BatchState.EXHAUSTED):
             raise RunError(f"batch {spec.batch_id} ended {result.progress.state}, and nobody here asked for that")
         return result
+
+    async def _submit(self, spec: BatchSpec) -> None:
+        try:
+            await self.service.submit_batch(spec)
+        except ServiceError as error:
+            if error.code != "batch_differs":
+                raise
+            raise RunError(
+                f"batch {spec.batch_id} was ordered otherwise by an earlier attempt of this run: its configuration or its "
+                f"data were changed since. Undo that, or go on with `prorl-hpc resume --fresh {self.run_directory.path}`, "
+                "which discards the recorded rollouts of steps that no checkpoint has"
+            ) from error
 
     async def _save(self) -> None:
         with self._phase("saving", f"checkpoint of step {self.position.step}"):

@@ -75,35 +75,37 @@ async def announce(
     paths: list[Path],
     probe: WeightProbe,
     *,
-    servers: frozenset[str] = frozenset(),
     patience_s: float = 0.0,
 ) -> float | None:
-    """Have every server load ``paths`` as ``version``. Returns the largest probe gap (None if no engine can score).
-    Raises RunError unless each server has them and agrees with the trainer.
-
-    ``servers`` must be among those that answer: a coordinator that was just started again does not know them all yet,
-    so it is asked again for up to ``patience_s`` seconds."""
+    """Have the servers that are there load ``paths`` as ``version``. Returns the largest probe gap (None if no engine can
+    score). Servers that are lost, or come later, are not waited for: the service gives them no rollouts before they have
+    the weights. Raises RunError if no server has them after ``patience_s`` seconds, or if one does not take them or does
+    not agree with the trainer, twice: the first time it may just be dying."""
     update = WeightUpdate(version, [str(p) for p in paths], probe)
     deadline = time.monotonic() + patience_s
-    answers = await service.update_weights(update)
-    while servers - {answer.server_id for answer in answers} and time.monotonic() < deadline:
-        await asyncio.sleep(ASK_AGAIN_S)
+    complained: set[str] = set()
+    while True:
         answers = await service.update_weights(update)
-    if missing := servers - {answer.server_id for answer in answers}:
-        raise RunError(
-            f"weights {version} were published, but {', '.join(sorted(missing))} did not come to load them within "
-            f"{patience_s:.0f} s: see the logs"
-        )
-    if not answers:
-        raise RunError(f"weights {version} were published, but no inference server is there to load them: see its log")
-    complaints = [text for answer in answers if (text := _complaint(answer, version, probe.tolerance))]
-    if complaints:
-        raise RunError(
-            f"weights {version} did not reach every inference server, and rollouts from old weights would be trained on "
-            "as new ones: " + "; ".join(complaints)
-        )
-    gaps = [answer.probe_gap for answer in answers if answer.probe_gap is not None]
-    return max(gaps, default=None)
+        there = [answer for answer in answers if not answer.lost]
+        complaints = {a.server_id: text for a in there if (text := _complaint(a, version, probe.tolerance))}
+        if there and not complaints:
+            break
+        if complained & complaints.keys():
+            raise RunError(
+                f"weights {version} did not reach every inference server that is there, and rollouts from old weights "
+                "would be trained on as new ones: " + "; ".join(complaints.values())
+            )
+        if not there and time.monotonic() >= deadline:
+            raise RunError(
+                f"weights {version} were published, but no inference server came to load them within {patience_s:.0f} s "
+                "(run.start_timeout_s): see their logs"
+            )
+        complained |= complaints.keys()
+        await asyncio.sleep(ASK_AGAIN_S)
+    for answer in answers:
+        if answer.lost:
+            log.warning("weights %d are served without %s: %s", version, answer.server_id, answer.error)
+    return max((answer.probe_gap for answer in there if answer.probe_gap is not None), default=None)
 
 
 def _complaint(answer: WeightUpdated, version: int, tolerance: float) -> str:

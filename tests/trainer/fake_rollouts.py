@@ -19,6 +19,7 @@ from prorl_hpc.messages.batch import (
     GroupResult,
     WhenFull,
 )
+from prorl_hpc.messages.errors import ServiceError
 from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
 from prorl_hpc.messages.rollout import RolloutResult, Status
 from prorl_hpc.messages.status import RunStatus, ServerStatus
@@ -64,7 +65,7 @@ def batch_result(groups: list[GroupResult], state: BatchState = BatchState.DONE,
 
 
 class FakeRollouts:
-    """Implements RolloutService. ``gap`` is added to what the probe finds; ``on_wait`` runs in each wait_batch;
+    """Implements RolloutService; what was made of a batch is recorded in ``recorded``. ``gap`` is added to what the probe finds; ``on_wait`` runs in each wait_batch;
     ``uniform`` names batches in which no group is informative. A batch with ``when_full=carry`` carries one group on,
     sampled from the weights of its own step, and the next takes it over."""
 
@@ -76,7 +77,9 @@ class FakeRollouts:
         self.gap = 0.0
         self.version = -1
         self.specs: dict[str, BatchSpec] = {}
-        self.cancelled: list[str] = []
+        self.recorded: dict[str, BatchResult] = {}
+        self.made: list[str] = []
+        """Batches in the order in which they were sampled."""
         self.updates: list[WeightUpdate] = []
         self.on_wait: Callable[[str], None] = lambda batch_id: None
         self.hang = False
@@ -89,14 +92,21 @@ class FakeRollouts:
         pass
 
     async def submit_batch(self, spec: BatchSpec) -> BatchProgress:
-        self.specs[spec.batch_id] = spec
+        if self.specs.setdefault(spec.batch_id, spec) != spec:
+            raise ServiceError("ordered before with other contents", code="batch_differs", status=409)
         return BatchProgress(spec.batch_id, BatchState.RUNNING, spec.groups_wanted, 0, 0, 0, 0, 0, 0, 0)
 
     async def wait_batch(self, batch_id: str) -> BatchResult:
         self.on_wait(batch_id)
         if self.hang:
             await asyncio.Event().wait()
-        spec = self.specs[batch_id]
+        if batch_id not in self.recorded:
+            self.recorded[batch_id] = self._make(self.specs[batch_id])
+            self.made.append(batch_id)
+        return self.recorded[batch_id]
+
+    def _make(self, spec: BatchSpec) -> BatchResult:
+        batch_id = spec.batch_id
         taken_over = [self._carried] if self._carried and spec.when_full is WhenFull.CARRY else []
         new = [self._group(spec, index) for index in range(spec.groups_wanted - len(taken_over))]
         groups = taken_over + new
@@ -110,10 +120,6 @@ class FakeRollouts:
             result.progress, rows_used=len(groups) - len(taken_over), carried_in=len(taken_over)
         )
         return msgspec.structs.replace(result, progress=progress, groups=groups)
-
-    async def cancel_batch(self, batch_id: str) -> BatchProgress:
-        self.cancelled.append(batch_id)
-        return BatchProgress(batch_id, BatchState.CANCELLED, 0, 0, 0, 0, 0, 0, 0, 0)
 
     async def update_weights(self, update: WeightUpdate) -> list[WeightUpdated]:
         from safetensors.torch import load_file

@@ -45,7 +45,8 @@ async def test_an_engine_that_cannot_score_is_taken_at_its_word():
         (WeightUpdated(3, "inference-1", 1.0, float("nan")), "inference-1 says .* by nan"),
     ],
 )
-async def test_one_server_without_the_weights_ends_the_run(answer, complaint):
+async def test_one_server_without_the_weights_ends_the_run(answer, complaint, monkeypatch):
+    monkeypatch.setattr("prorl_hpc.trainer.publish.ASK_AGAIN_S", 0.0)
     with pytest.raises(RunError, match=complaint):
         await announce(Answers(WeightUpdated(3, "inference-0", 1.0, 0.01), answer), 3, [], PROBE)
 
@@ -55,22 +56,37 @@ async def test_nobody_to_publish_to_is_an_error():
         await announce(Answers(), 3, [], PROBE)
 
 
-async def test_servers_that_a_new_coordinator_does_not_know_yet_are_waited_for(monkeypatch):
+class OneByOne(Answers):
+    """Each answer once."""
+
+    def __init__(self, *told: list[WeightUpdated]) -> None:
+        super().__init__()
+        self.told = iter(told)
+
+    async def update_weights(self, update: WeightUpdate) -> list[WeightUpdated]:
+        self.answers = next(self.told)
+        return await super().update_weights(update)
+
+
+HERE = WeightUpdated(3, "inference-0", 1.0, 0.01)
+LOST = WeightUpdated(3, "inference-1", 1.0, error="the server was lost", lost=True)
+
+
+async def test_the_servers_that_are_there_suffice_but_one_must_be(monkeypatch, caplog):
     monkeypatch.setattr("prorl_hpc.trainer.publish.ASK_AGAIN_S", 0.0)
-    both = [WeightUpdated(3, "inference-0", 1.0, 0.01), WeightUpdated(3, "inference-1", 1.0, 0.02)]
-    told = iter([[], both[:1], both])
-
-    class OneByOne(Answers):
-        async def update_weights(self, update):
-            self.answers = next(told)
-            return await super().update_weights(update)
-
-    service = OneByOne()
-    servers = frozenset({"inference-0", "inference-1"})
-    assert await announce(service, 3, [], PROBE, servers=servers, patience_s=60) == 0.02
+    service = OneByOne([], [LOST], [HERE, LOST])
+    assert await announce(service, 3, [], PROBE, patience_s=60) == 0.01
     assert len(service.updates) == 3
-    with pytest.raises(RunError, match="inference-1 did not come to load them within 0 s"):
-        await announce(Answers(both[0]), 3, [], PROBE, servers=servers)
+    assert "served without inference-1: the server was lost" in caplog.text
+    with pytest.raises(RunError, match="no inference server came to load them within 0 s"):
+        await announce(Answers(LOST), 3, [], PROBE)
+
+
+async def test_a_server_that_fails_while_it_dies_is_asked_again(monkeypatch):
+    monkeypatch.setattr("prorl_hpc.trainer.publish.ASK_AGAIN_S", 0.0)
+    dying = WeightUpdated(3, "inference-1", 1.0, error="the engine is gone")
+    for later in ([HERE, LOST], [HERE, WeightUpdated(3, "inference-1", 1.0, 0.02)]):
+        await announce(OneByOne([HERE, dying], later), 3, [], PROBE)
 
 
 @pytest.fixture

@@ -88,6 +88,25 @@ def test_only_whole_checkpoints_are_resumed_from_and_old_ones_go(make_engine, ti
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-10"]
 
 
+@pytest.mark.parametrize("breaks", ["torch.save", "write_safetensors", "_copy_model_files", "write_json", "_sync"])
+def test_a_writer_that_is_killed_leaves_the_last_whole_one(make_engine, tiny_model, tmp_path, monkeypatch, breaks):
+    engine = make_engine(zero_stage=0)
+    checkpoint.save(engine, tmp_path, tiny_model, Position(1, 1), keep=1)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(f"prorl_hpc.trainer.checkpoint.{breaks}", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(engine, tmp_path, tiny_model, Position(2, 2), keep=1)
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None and newest.state.position == Position(1, 1)
+    checkpoint.restore(engine, newest)
+    checkpoint.save(engine, tmp_path, tiny_model, Position(2, 2), keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-2"]
+
+
 def test_a_step_that_is_saved_is_left_alone(make_engine, tiny_model, tmp_path):
     engine = make_engine(zero_stage=0)
     path = checkpoint.save(engine, tmp_path, tiny_model, Position(1, 1), keep=2)

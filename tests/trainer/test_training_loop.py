@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_rollouts import FakeRollouts
 
@@ -134,10 +135,16 @@ async def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, tiny_model, m
         service.on_wait = lambda batch: loop.stop.request() if batch == "step-3" else None
         with pytest.raises(Stopped):
             await loop.run()
-    assert service.cancelled == ["step-3"]
-    async with a_loop(cut, FakeRollouts(tiny_model), monkeypatch, commands) as loop:
+    service.on_wait = lambda batch: None
+    async with a_loop(cut, service, monkeypatch, commands) as loop:
         assert loop.position == Position(2, 4)
-        await loop.run()
+        await loop.run()  # the service refuses an order that differs
+    assert service.made.count("step-3") == 1
+    assert_alike(cut, whole)
+
+
+def assert_alike(ours: RunDirectory, theirs: RunDirectory) -> None:
+    """Figures and weights of two runs of four steps."""
 
     def figures(run: RunDirectory):
         records = MetricsLog(run.metrics_file).read()
@@ -147,14 +154,69 @@ async def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, tiny_model, m
             for r in newest_per_step(records, kind)
         ]
 
-    assert figures(cut) == figures(whole)
-    ours, theirs = ((run.checkpoints / "step-4" / "model.safetensors").read_bytes() for run in (cut, whole))
-    assert ours == theirs
+    assert figures(ours) == figures(theirs)
+    weights = [(run.checkpoints / "step-4" / "model.safetensors").read_bytes() for run in (ours, theirs)]
+    assert weights[0] == weights[1]
 
 
-async def test_a_stop_while_rollouts_run_cancels_them_and_leaves_a_checkpoint(
+@pytest.mark.parametrize("when_full", ["cancel", "carry"])
+async def test_steps_behind_the_checkpoint_are_trained_again_from_what_was_recorded(
+    tmp_path, tiny_model, monkeypatch, commands, when_full
+):
+    whole = new_run(tmp_path, tiny_model, steps=4, when_full=when_full)
+    async with a_loop(whole, FakeRollouts(tiny_model), monkeypatch, commands) as loop:
+        await loop.run()
+
+    run = new_run(tmp_path, tiny_model, steps=4, when_full=when_full, checkpoint_every=99)
+    service = FakeRollouts(tiny_model)
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+
+        def crash(batch_id: str) -> None:
+            if batch_id == "step-4":
+                raise RuntimeError("out of memory")
+
+        service.on_wait = crash
+        with pytest.raises(RuntimeError):
+            await loop.run()
+    assert checkpoint.latest(run.checkpoints) is None
+    service.on_wait = lambda batch_id: None
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        await loop.run()
+    assert service.made == ["eval-0", "step-1", "step-2", "step-3", "step-4", "eval-4"]
+    assert_alike(run, whole)
+
+
+async def test_an_evaluation_that_was_left_off_is_ended_before_the_next_step(
     tmp_path, tiny_model, monkeypatch, commands
 ):
+    run = new_run(tmp_path, tiny_model, eval_every=1)
+    service = FakeRollouts(tiny_model)
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        service.on_wait = lambda batch: loop.stop.request() if batch == "eval-1" else None
+        with pytest.raises(Stopped):
+            await loop.run()
+        assert loop.position.step == 1
+    service.on_wait = lambda batch: None
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        await loop.run()
+    evals = [r["step"] for r in MetricsLog(run.metrics_file).read() if r["kind"] == "eval"]
+    assert evals == [0, 1, 2, 3]
+
+
+async def test_an_order_that_was_changed_since_says_how_to_go_on(tmp_path, tiny_model, monkeypatch, commands):
+    run = new_run(tmp_path, tiny_model)
+    service = FakeRollouts(tiny_model)
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        service.on_wait = lambda batch: loop.stop.request() if batch == "step-1" else None
+        with pytest.raises(Stopped):
+            await loop.run()
+    service.specs["step-1"] = msgspec.structs.replace(service.specs["step-1"], group_size=8)
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        with pytest.raises(RunError, match=rf"step-1 .* were changed since.*prorl-hpc resume --fresh {run.path}"):
+            await loop.run()
+
+
+async def test_a_stop_while_rollouts_run_leaves_them_and_a_checkpoint(tmp_path, tiny_model, monkeypatch, commands):
     run = new_run(tmp_path, tiny_model)
     service = FakeRollouts(tiny_model)
     service.hang = True
@@ -162,7 +224,6 @@ async def test_a_stop_while_rollouts_run_cancels_them_and_leaves_a_checkpoint(
         service.on_wait = lambda batch: loop.stop.request()
         with pytest.raises(Stopped):
             await loop.run()
-    assert service.cancelled == ["eval-0"]
     newest = checkpoint.latest(run.checkpoints)
     assert newest is not None and newest.state.position == Position(0, 0)
 

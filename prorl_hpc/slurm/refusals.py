@@ -56,7 +56,7 @@ _CAUSES = [
         "give one that exists and that you may use: `scontrol show reservation` lists them",
     ),
     _Cause(
-        r"time limit is invalid|time limit",
+        r"requested time limit|time limit is invalid",
         "cluster.time_minutes cluster.*.partition",
         "stay within the partition's limit (`sinfo -o '%P %l'`); with cluster.requeue=true a run goes on after each limit",
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from prorl_hpc.slurm.environment import submission_unset
 from prorl_hpc.slurm.job import Job
 from prorl_hpc.slurm.launcher import launch_attempt
 from prorl_hpc.slurm.plan import Plan
+from prorl_hpc.slurm.refusals import explain_refusal
 from prorl_hpc.slurm.script import components, render
 from prorl_hpc.slurm.states import JobPhase, job_states
 
@@ -149,11 +149,5 @@ def submit(run: RunDirectory, config: ProrlConfig, plan: Plan) -> Job:
     try:
         job = HetSlurmExecutor(run.jobs, script).submit(launch_attempt, str(run.path), attempt)
     except (FailedJobError, FailedSubmissionError, RuntimeError) as error:
-        raise ConfigError(f"Slurm refused the job: {_sbatch_words(str(error))}") from error
+        raise ConfigError(explain_refusal(str(error), config)) from error
     return Job.submitted(run, "slurm", job.job_id, attempt)
-
-
-def _sbatch_words(text: str) -> str:
-    """sbatch's error lines out of submitit's message."""
-    said = [re.sub(r"^sbatch: (error: )?", "", line) for line in text.splitlines() if line.startswith("sbatch:")]
-    return "; ".join(said) or text.strip()

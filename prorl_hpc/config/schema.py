@@ -66,11 +66,14 @@ class EngineConfig:
     max_parallel_requests: int = 64
     start_timeout_s: float = 300.0
     restarts: int = 2
-    """How often a dead server is started again before the run ends."""
+    """How often an inference agent starts its dead LLM server again; after that it ends itself, and is started again with
+    a new server (run.restarts)."""
     extra_args: list[str] = field(default_factory=list)
     """More arguments for ``vllm serve``."""
     outside: list[str] = field(default_factory=list)
-    """URLs of LLM servers outside the run (http://…/v1, unix:…) that the coordinator registers at the start."""
+    """URLs of LLM servers outside the run (http://…/v1, unix:/path) that the coordinator registers at the start; the run
+    ends if one does not answer. URL#MODEL says which of its models is meant. A bearer token for them is taken from
+    PRORL_OUTSIDE_API_KEY."""
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -285,7 +288,8 @@ class ContainerConfig:
     """A container for our own processes (LLM servers, trainer, agents), not for sandboxes."""
 
     image: str = ""
-    """A .sif file or image directory that has prorl_hpc and its packages; empty: the processes run on the node itself."""
+    """A .sif file or image directory that has this version of prorl_hpc and its packages; empty: the processes run on the
+    node itself. The supervisor of each node always does."""
     python: str = "python3"
     """The Python in the image that has prorl_hpc."""
     args: list[str] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from prorl_hpc.rollout.journal import Journal
 from prorl_hpc.rollout.journal_database import JournalInUse
 from prorl_hpc.rollout.journal_shelf import ShelfLimits
 from prorl_hpc.rollout.keepsakes import Keepsakes
+from prorl_hpc.rollout.outside_servers import API_KEY, configured_servers, join_at_start
 from prorl_hpc.service.server import HttpFace
 from prorl_hpc.slurm.plan import Plan
 from prorl_hpc.tasks.registry import BUILT_IN
@@ -67,6 +69,8 @@ async def serve(process: Process) -> None:
             first_server_s=config.run.start_timeout_s,
         )
         await coordinator.resume()
+        outside = configured_servers(config.engine.outside, os.environ.get(API_KEY, ""))
+        await join_at_start(outside, coordinator.add_server, lambda detail: process.say(Phase.STARTING, detail))
         favour_the_loop()
         socket_path = process.runtime_dir / "coordinator.http"
         tcp_host = address if config.rollout.http_tcp else None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
@@ -13,7 +15,7 @@ from prorl_hpc.core.events import Event, ServerLost, ServerSeen
 from prorl_hpc.inference.outside_client import OutsideClient
 from prorl_hpc.inference.outside_probe import probe
 from prorl_hpc.messages.control import ServerRef
-from prorl_hpc.messages.errors import InferenceError
+from prorl_hpc.messages.errors import ConfigError, InferenceError, RunError
 from prorl_hpc.messages.inference import OutsideServer
 from prorl_hpc.messages.status import ServerStatus
 from prorl_hpc.rollout.keepsakes import Keepsakes
@@ -22,6 +24,49 @@ from prorl_hpc.service.errors import Refusal, conflict, not_found
 log = logging.getLogger(__name__)
 
 _LOOK_S = 10.0
+_RETRY_S = 1.0
+API_KEY = "PRORL_OUTSIDE_API_KEY"
+"""In the environment: the bearer token for the servers of engine.outside."""
+
+
+def configured_servers(urls: list[str], api_key: str = "") -> list[OutsideServer]:
+    """The servers of ``engine.outside``, as ``outside-0``, ``outside-1``, … A URL may end in ``#MODEL``: which of its
+    models is meant; without a path it is that of an OpenAI server (``/v1``). Raises ConfigError for a server named twice."""
+    servers: list[OutsideServer] = []
+    for url in urls:
+        address, _, model = url.partition("#")
+        address = address.rstrip("/")
+        if address.startswith("http") and not urlsplit(address).path:
+            address += "/v1"
+        if any(server.url == address for server in servers):
+            raise ConfigError(f"engine.outside: {address} is named twice: every server must be named once")
+        servers.append(OutsideServer(f"outside-{len(servers)}", address, model, api_key=api_key))
+    return servers
+
+
+async def join_at_start(
+    servers: list[OutsideServer],
+    add: Callable[[OutsideServer], Awaitable[object]],
+    say: Callable[[str], None],
+    limit_s: float = 30.0,
+) -> None:
+    """Register all of them; one that will not do is asked again for ``limit_s``, for it may just be starting. Raises
+    RunError, with the reasons of all that did not join."""
+    deadline = time.monotonic() + limit_s
+
+    async def join(server: OutsideServer) -> str:
+        while True:
+            try:
+                await add(server)
+                return ""
+            except Refusal as refusal:
+                if time.monotonic() > deadline:
+                    return str(refusal)
+                say(f"waiting for {server.url}: {refusal}")
+            await asyncio.sleep(_RETRY_S)
+
+    if failed := [reason for reason in await asyncio.gather(*map(join, servers)) if reason]:
+        raise RunError(f"engine.outside: {'; '.join(failed)}")
 
 
 @dataclass

@@ -1,0 +1,63 @@
+"""Inference in whole small runs: servers from outside, and agents that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from fake_vllm import serve_outside
+from small_run import small_config, small_run
+
+from prorl_hpc.messages.inference import WeightUpdate
+from prorl_hpc.messages.rollout import Status
+from prorl_hpc.observe.restarts import read_restarts
+from prorl_hpc.slurm.failure import read_failure
+
+pytestmark = pytest.mark.timeout(120)
+
+
+async def test_a_run_without_inference_nodes_uses_the_servers_from_outside(tmp_path: Path, socket_dir: Path) -> None:
+    async with serve_outside(None) as first, serve_outside(socket_dir / "llm.sock") as second:
+        config = small_config(tmp_path, socket_dir)
+        config.cluster.inference.nodes = 0
+        config.engine.outside = [first.url.removesuffix("/v1"), f"{second.url}#policy"]
+        async with small_run(config) as run:
+            await run.ready("coordinator", "worker-0")
+            async with run.client() as client:
+                servers = await client.servers()
+                await client.submit_batch(run.order("b", groups=4))
+                result = await client.wait_batch("b")
+        assert [(server.server_id, server.url) for server in servers] == [
+            ("outside-0", first.url),
+            ("outside-1", second.url),
+        ]
+        assert {r.status for group in result.groups for r in group.rollouts} == {Status.DONE}
+        assert first.bodies and second.bodies
+
+
+async def test_a_killed_agent_is_started_again_and_gets_the_newest_weights(tmp_path: Path, socket_dir: Path) -> None:
+    config = small_config(tmp_path, socket_dir)
+    async with small_run(config) as run:
+        await run.ready("coordinator", "worker-0", "inference-0")
+        async with run.client() as client:
+            await client.update_weights(WeightUpdate(3, ["scripted"]))
+            await client.submit_batch(run.order("b", groups=24))
+            while (await client.batch_progress("b")).rollouts_done == 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            before = run.state("inference-0")
+            assert before is not None
+            os.kill(before.pid, signal.SIGKILL)
+            result = await client.wait_batch("b")
+            while (await client.servers())[0].weight_version != 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert {r.status for group in result.groups for r in group.rollouts} == {Status.DONE}
+        rollouts = [rollout for group in result.groups for rollout in group.rollouts]
+        segments = [segment for rollout in rollouts for segment in rollout.trajectory.segments]
+        assert {segment.weight_version for segment in segments if segment.trained} == {3}
+        assert [str(restart) for restart in read_restarts(run.run)] == [
+            "inference-0 was killed by SIGKILL: started again (1 of 2)"
+        ]
+    assert read_failure(run.run) is None

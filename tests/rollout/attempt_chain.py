@@ -157,27 +157,27 @@ class Attempt:
     # one thing happens
 
     def act(self) -> None:
-        if self.version != self.step + 1:
+        if self.working and self.random.random() < 0.7:
+            self.work()
+        elif self.version != self.step + 1:
             self.publish()
             self.ask()
         elif self.train():
             if self.random.random() < 0.5:
                 self.disk.checkpoint = (self.step, self.cursor)
-        elif self.working:
-            self.now += 1.0
-            (worker, attempt), stage = self.random.choice(sorted(self.working.items()))
-            del self.working[worker, attempt]
-            reward = float(self.random.random() < 0.5)
-            self.tell(StageFinished(worker, attempt, stage, reward=reward if stage is Stage.EVAL else None))
         else:
-            self.tell(Tick())
+            self.work()
 
     def work(self) -> None:
-        """The agents alone: the trainer has stopped."""
-        if self.working:
-            (worker, attempt), stage = self.random.choice(sorted(self.working.items()))
-            del self.working[worker, attempt]
-            self.tell(StageFinished(worker, attempt, stage, reward=1.0 if stage is Stage.EVAL else None))
+        """A stage ends somewhere."""
+        self.now += 1.0
+        if not self.working:
+            self.tell(Tick())
+            return
+        (worker, attempt), stage = self.random.choice(sorted(self.working.items()))
+        del self.working[worker, attempt]
+        reward = float(self.random.random() < 0.5) if stage is Stage.EVAL else None
+        self.tell(StageFinished(worker, attempt, stage, reward=reward))
 
     def drain(self) -> None:
         self.tell(Drain())

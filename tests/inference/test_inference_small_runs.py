@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from fake_vllm import serve_outside
+from fakes.container import in_container, make_image
 from small_run import small_config, small_run
 
 from prorl_hpc.messages.inference import WeightUpdate
 from prorl_hpc.messages.rollout import Status
 from prorl_hpc.observe.restarts import read_restarts
 from prorl_hpc.slurm.failure import read_failure
+from prorl_hpc.slurm.own_container_checks import container_problems
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,3 +64,22 @@ async def test_a_killed_agent_is_started_again_and_gets_the_newest_weights(tmp_p
             "inference-0 was killed by SIGKILL: started again (1 of 2)"
         ]
     assert read_failure(run.run) is None
+
+
+@pytest.mark.skipif(shutil.which("apptainer") is None, reason="needs Apptainer")
+@pytest.mark.parametrize("sandbox", ["local", "apptainer"])
+async def test_a_run_in_a_container_starts_its_sandboxes_there(tmp_path: Path, socket_dir: Path, sandbox: str) -> None:
+    config = in_container(small_config(tmp_path, socket_dir), make_image(tmp_path / "image"))
+    config.sandbox.kind = sandbox
+    if sandbox == "apptainer" and any("user namespace" in problem for problem in container_problems(config)):
+        pytest.skip("no user namespaces in user namespaces here")
+    assert container_problems(config) == []
+    async with small_run(config) as run:
+        await run.ready("coordinator", "worker-0", "inference-0")
+        async with run.client() as client:
+            await client.submit_batch(run.order("b", groups=2))
+            result = await client.wait_batch("b")
+            assert [worker.sandbox.split()[0] for worker in await client.workers()] == [sandbox]
+    assert {r.status for group in result.groups for r in group.rollouts} == {Status.DONE}
+    assert read_failure(run.run) is None
+    assert list(socket_dir.iterdir()) == []

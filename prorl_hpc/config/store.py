@@ -1,14 +1,22 @@
-"""Between Hydra's DictConfig, our dataclasses and YAML files."""
+"""Between Hydra's DictConfig, our dataclasses and YAML files.
+
+Every process of a run loads the composed file. It does so without OmegaConf, whose import takes longer than all the rest of
+a supervisor's start; there is nothing left to interpolate in it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+import msgspec
 
 from prorl_hpc.config.schema import ProrlConfig
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 def conf_dir() -> Path:
@@ -47,6 +55,8 @@ def register() -> None:
 
 def to_config(composed: DictConfig | dict[str, Any]) -> ProrlConfig:
     """Merge over the schema and return plain dataclasses; OmegaConf's errors name the key."""
+    from omegaconf import OmegaConf
+
     merged = OmegaConf.merge(OmegaConf.structured(ProrlConfig), composed)
     config = OmegaConf.to_object(merged)
     assert isinstance(config, ProrlConfig)
@@ -65,10 +75,26 @@ def compose(overrides: list[str] | None = None) -> ProrlConfig:
 
 
 def save(config: ProrlConfig, path: Path) -> None:
-    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    """Values as they are: ``${…}`` in a shell line is the shell's."""
+    path.write_bytes(msgspec.yaml.encode(config))
 
 
 def load(path: Path) -> ProrlConfig:
-    loaded = OmegaConf.load(path)
-    assert isinstance(loaded, DictConfig)
-    return to_config(loaded)
+    """A file that ``save`` wrote. Raises ValueError naming the file and the key that cannot be."""
+    try:
+        loaded = msgspec.yaml.decode(path.read_bytes())
+        _check_keys(loaded, ProrlConfig, "")
+        return msgspec.convert(loaded, ProrlConfig)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is not the configuration of a run: {error}") from error
+
+
+def _check_keys(loaded: Any, kind: type, where: str) -> None:
+    """DecodeError for the first one that a dataclass does not have, which msgspec would leave out."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key, value in loaded.items() if isinstance(loaded, dict) else ():
+        if key not in fields:
+            raise msgspec.DecodeError(f"there is no setting {where}{key}")
+        default = fields[key].default_factory
+        if isinstance(default, type) and dataclasses.is_dataclass(default):
+            _check_keys(value, default, f"{where}{key}.")

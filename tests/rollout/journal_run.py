@@ -23,10 +23,15 @@ RAW = msgspec.msgpack.encode(TRAJECTORY)
 
 
 async def open_journal(
-    directory: Path, epoch: str = "job-1", *, keep: bool = True, limits: ShelfLimits | None = None
+    directory: Path,
+    epoch: str = "epoch-1",
+    *,
+    attempt: int = 1,
+    keep: bool = True,
+    limits: ShelfLimits | None = None,
 ) -> Journal:
     store = RolloutStore(RunDirectory(directory)) if keep else None
-    return await Journal.open(directory / "journal.sqlite", epoch=epoch, store=store, limits=limits)
+    return await Journal.open(directory / "journal.sqlite", epoch=epoch, attempt=attempt, store=store, limits=limits)
 
 
 def single(name: str, **more: Any) -> RolloutSpec:

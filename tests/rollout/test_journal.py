@@ -225,7 +225,7 @@ async def test_idle_single_rollouts_go_to_parquet(tmp_path: Path) -> None:
 
 
 async def test_a_new_epoch_begins_with_nothing(tmp_path: Path) -> None:
-    journal = await open_journal(tmp_path, "job-1")
+    journal = await open_journal(tmp_path, "epoch-1")
     await journal.accept_rollouts([single("a")])
     await journal.accept_batch(batch("done"))
     await journal.accept_batch(batch("half"))
@@ -235,7 +235,7 @@ async def test_a_new_epoch_begins_with_nothing(tmp_path: Path) -> None:
     await journal.set_paused(True)
     await journal.close()
 
-    journal = await open_journal(tmp_path, "job-2")
+    journal = await open_journal(tmp_path, "epoch-2")
     assert await journal.recover() == ([], False)
     assert journal.newest_cursor == 2 and await journal.batches("", 9) == []
     assert await journal.accept_rollouts([single("a", priority=9)]) == [True]

@@ -65,7 +65,7 @@ class Walk:
 
     async def open(self) -> None:
         limits = ShelfLimits(file_rollouts=3)
-        self.journal = await open_journal(self.directory, f"job-{self.epoch}", limits=limits)
+        self.journal = await open_journal(self.directory, f"epoch-{self.epoch}", limits=limits)
 
     async def check(self) -> None:
         orders, paused = await self.journal.recover()

@@ -148,13 +148,13 @@ async def coordinator(directory: Path) -> AsyncIterator[tuple[Coordinator, Journ
     """One that two agents have joined, without its tasks."""
     keys = RunKeys.create(directory / "keys")
     door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, directory / "c.zmq")
-    journal = await Journal.open(directory / "journal.sqlite", epoch="job", store=None)
+    journal = await Journal.open(directory / "journal.sqlite", epoch="e", store=None)
     made = Coordinator(
         "run",
         RolloutConfig(),
         door,
         journal,
-        Keepsakes(directory / "keepsakes.json", "job"),
+        Keepsakes(directory / "keepsakes.json", "e"),
         status_file=directory / "status.json",
         drained_marker=directory / "DRAINED",
         tasks=["t"],

@@ -314,7 +314,7 @@ async def service_run(
     config = RolloutConfig(**{"heartbeat_s": 0.1, "lost_after_s": 1.0, "retries": 2, **settings})
     run_directory = RunDirectory(directory)
     keys = RunKeys.load(directory / "keys") if (directory / "keys").exists() else RunKeys.create(directory / "keys")
-    run_directory.state.mkdir(exist_ok=True)
+    run_directory.state.mkdir(parents=True, exist_ok=True)
     store = RolloutStore(run_directory) if config.keep_trajectories else None
     journal = await Journal.open(directory / "journal.sqlite", epoch=epoch, attempt=attempt, store=store)
     door: RouterDoor[AgentToCoordinator] = RouterDoor(AgentToCoordinator, keys, directory / "c.zmq")

@@ -49,6 +49,15 @@ class RealRun:
         with self.run.process_log(name).open("ab") as log:
             self.children[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
+    async def next_attempt(self) -> None:
+        """All processes once more, as in a job that was put back into the queue."""
+        for name in PROCESSES:
+            await self.kill(name)
+        self.run.begin_attempt(self.run.attempt + 1)
+        for name in PROCESSES:
+            self.start(name)
+        await self.ready()
+
     async def kill(self, name: str) -> None:
         self.children[name].kill()
         await asyncio.to_thread(self.children[name].wait, 10)

@@ -7,14 +7,17 @@ import functools
 import itertools
 import secrets
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from prorl_hpc.inference.outside_client import OutsideClient
 from prorl_hpc.inference.rollout_llm import Ask, RolloutLLM
 from prorl_hpc.inference.server_line import ServerLine
 from prorl_hpc.messages.control import ServerRef
 from prorl_hpc.messages.inference import Completion, Generate, InferenceToWorker
 from prorl_hpc.transport.channels import DealerLine, choose_endpoint
 from prorl_hpc.transport.keys import RunKeys
+
+if TYPE_CHECKING:
+    from prorl_hpc.inference.outside_client import OutsideClient
 
 _STOPS = "this worker stops"
 
@@ -91,6 +94,8 @@ class LLMClient:
         key = (server.server_id, server.url, server.api_key)
         client = self._outside.get(key)
         if client is None:
+            from prorl_hpc.inference.outside_client import OutsideClient  # with aiohttp, which few runs need
+
             client = self._outside[key] = OutsideClient(
                 server.server_id, server.url, server.api_key, ping_s=self._ping_s, lost_after_s=self._lost_after_s
             )

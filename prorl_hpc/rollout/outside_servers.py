@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from prorl_hpc.core.events import Event, ServerLost, ServerSeen
-from prorl_hpc.inference.outside_client import OutsideClient
-from prorl_hpc.inference.outside_probe import probe
 from prorl_hpc.messages.control import ServerRef
 from prorl_hpc.messages.errors import ConfigError, InferenceError, RunError
 from prorl_hpc.messages.inference import OutsideServer
@@ -99,6 +97,8 @@ class OutsideServers:
                 message = f"LLM server {server.server_id!r} is registered with other settings: remove it first"
                 raise conflict(message, "server_differs")
             return
+        from prorl_hpc.inference.outside_probe import probe  # with aiohttp, which few runs need
+
         try:
             probed = await probe(server)
         except InferenceError as error:
@@ -171,6 +171,8 @@ class OutsideServers:
         self._tell(ServerSeen(ref, version, True))
 
     async def _look(self, outside: _Outside) -> None:
+        from prorl_hpc.inference.outside_client import OutsideClient
+
         server = outside.server
         try:
             client = OutsideClient(server.server_id, server.url, server.api_key, lost_after_s=_LOOK_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -11,7 +12,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.status import RunStatus, TrainerStatus
 from prorl_hpc.slurm.endings import AttemptEnding, Ending, NodeEnd, read_ending, read_node_end, write_ending
-from prorl_hpc.slurm.failure import RunFailure, read_failure, record_failure
+from prorl_hpc.slurm.failure import RunFailure, record_failure
 from prorl_hpc.slurm.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -28,12 +29,11 @@ def conclude(
     *,
     goes_on: bool = False,
 ) -> AttemptEnding:
-    """Write ``ending.json`` and the report; returns what was written. An attempt that is to go on, but after several
-    in a row that finished nothing, is recorded as failed."""
+    """Write ``ending.json`` and the report, if that can be done; returns what was to be written. An attempt that is to go
+    on, but after several in a row that finished nothing, is recorded as failed."""
     earlier = [read_ending(one) for one in run.all_attempts() if one.attempt < run.attempt]
     before = [ended for ended in earlier if ended is not None]
     nodes = [end for rank in range(len(plan.nodes)) if (end := read_node_end(run, rank)) is not None]
-    failure = read_failure(run)
     record = AttemptEnding(
         ending,
         reason,
@@ -48,10 +48,9 @@ def conclude(
         lost_nodes=lost_nodes or [],
     )
     if goes_on and (stuck := _stuck(run, record, before)):
-        failure = RunFailure("the run", nodes[0].node if nodes else "", stuck)
-        record_failure(run, failure)
+        _write("its failure", lambda: record_failure(run, RunFailure("the run", "", stuck)))
         record = msgspec.structs.replace(record, ending=Ending.FAILED, reason=stuck, exit_code=1, goes_on=False)
-    write_ending(run, record)
+    _write("its ending", lambda: write_ending(run, record))
     _tell_left(nodes)
     _write_report(run)
     return record
@@ -70,13 +69,22 @@ def _rollouts(run: RunDirectory) -> int:
 def _stuck(run: RunDirectory, record: AttemptEnding, before: list[AttemptEnding]) -> str:
     """Why going on is pointless, for people; empty if it is not."""
     allowed = run.load_config().cluster.requeue_without_progress
-    last = before[-allowed:]
-    if len(last) < allowed or any((e.steps, e.rollouts) != (record.steps, record.rollouts) for e in last):
+    reached = [(0, 0), *((max(0, end.steps), max(0, end.rollouts)) for end in (*before, record))]
+    last = reached[-allowed - 1 :]
+    if len(last) <= allowed or len({*last}) > 1:
         return ""
     return (
-        f"made no progress in {allowed + 1} attempts: no training step and no rollout was finished in them "
+        f"made no progress in {allowed} attempt{'s' * (allowed > 1)}: no training step and no rollout was finished "
         f"(cluster.requeue_without_progress={allowed}); the last ended because {record.reason}"
     )
+
+
+def _write(what: str, write: Callable[[], object]) -> None:
+    """The job must end, recorded or not."""
+    try:
+        write()
+    except OSError:
+        log.exception("the attempt is over, and %s could not be written", what)
 
 
 def _tell_left(nodes: list[NodeEnd]) -> None:

@@ -7,8 +7,6 @@ node: the run goes on as the next attempt), or *failed*. The order is ``state/ST
 from __future__ import annotations
 
 import enum
-import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import msgspec
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import read_json, write_json
+from prorl_hpc.slurm.marks import make_mark, read_mark
 
 
 class Ending(enum.StrEnum):
@@ -74,23 +73,15 @@ class AttemptEnding(msgspec.Struct, frozen=True):
 
 
 def order_stop(run: RunDirectory, order: StopOrder) -> StopOrder:
-    """Write the order unless there is one; returns the one that holds. Whole or not at all."""
+    """Write the order unless there is one; returns the one that holds. Whole or not at all. Raises OSError."""
     stamped = msgspec.structs.replace(order, time=time.time())
-    fd, aside = tempfile.mkstemp(dir=run.state, prefix=".stop.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(msgspec.json.encode(stamped))
-        run.stop_marker.hardlink_to(aside)  # unlike a rename, a link never replaces
-        return stamped
-    except FileExistsError:
-        return read_stop(run) or stamped
-    finally:
-        Path(aside).unlink(missing_ok=True)
+    return stamped if make_mark(run.stop_marker, stamped) else read_stop(run) or stamped
 
 
 def read_stop(run: RunDirectory) -> StopOrder | None:
-    """The order to stop of this attempt, if there is one."""
-    return read_json(run.stop_marker, StopOrder)
+    """The order to stop of this attempt, if there is one. One without the form of an order is somebody's wish."""
+    found = read_mark(run.stop_marker, StopOrder)
+    return StopOrder(Ending.STOPPED, found or "state/STOP says no reason") if isinstance(found, str) else found
 
 
 def write_ending(run: RunDirectory, ending: AttemptEnding) -> None:
@@ -108,3 +99,9 @@ def read_node_end(run: RunDirectory, rank: int) -> NodeEnd | None:
 
 def node_end_file(run: RunDirectory, rank: int) -> Path:
     return run.state / f"node-{rank}.ended"
+
+
+def lost_mark(run: RunDirectory, rank: int) -> Path:
+    """Made by the launcher when it has given that node up: a supervisor that is still there leaves, without a word to the
+    others."""
+    return run.state / f"node-{rank}.lost"

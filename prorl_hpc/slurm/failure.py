@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
-from pathlib import Path
 
 import msgspec
 
 from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.messages.codec import read_json
+from prorl_hpc.slurm.marks import make_mark, read_mark
 
 
 class RunFailure(msgspec.Struct, frozen=True):
@@ -36,19 +33,13 @@ class RunFailure(msgspec.Struct, frozen=True):
 
 
 def record_failure(run: RunDirectory, failure: RunFailure) -> bool:
-    """Write it unless another node was faster; whole or not at all. True if ours is the one."""
-    stamped = msgspec.structs.replace(failure, time=time.time())
-    fd, aside = tempfile.mkstemp(dir=run.state, prefix=".failed.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(msgspec.json.encode(stamped))
-        run.failure_file.hardlink_to(aside)  # unlike a rename, a link never replaces
-        return True
-    except FileExistsError:
-        return False
-    finally:
-        Path(aside).unlink(missing_ok=True)
+    """Write it unless another node was faster; whole or not at all. True if ours is the one. Raises OSError."""
+    return make_mark(run.failure_file, msgspec.structs.replace(failure, time=time.time()))
 
 
 def read_failure(run: RunDirectory) -> RunFailure | None:
-    return read_json(run.failure_file, RunFailure)
+    found = read_mark(run.failure_file, RunFailure)
+    if isinstance(found, str):
+        where = f"it could not be written down: is the disk of {run.path} full?"
+        return RunFailure("a process", "", f"failed, and {found or where} Look into {run.logs}")
+    return found

@@ -23,13 +23,16 @@ from prorl_hpc.messages.errors import RunError
 from prorl_hpc.slurm.attempt_clock import AllocationClock
 from prorl_hpc.slurm.attempt_record import conclude
 from prorl_hpc.slurm.children import tail
-from prorl_hpc.slurm.endings import Ending, StopOrder, order_stop, read_ending, read_node_end, read_stop
+from prorl_hpc.slurm.earlier_attempts import fence_earlier_attempts, why_not_go_on
+from prorl_hpc.slurm.endings import Ending, StopOrder, lost_mark, order_stop, read_node_end, read_stop
 from prorl_hpc.slurm.failure import RunFailure, read_failure, record_failure
+from prorl_hpc.slurm.launcher_watch import LauncherBeat
 from prorl_hpc.slurm.losses import what_a_loss_means
 from prorl_hpc.slurm.node import NodeSupervisor
 from prorl_hpc.slurm.plan import Plan
+from prorl_hpc.slurm.requeueing import conclude_job
 from prorl_hpc.slurm.signals import SignalPipe
-from prorl_hpc.slurm.steps import PlacedNode, Step, place, requeue_job, srun_log, start_steps
+from prorl_hpc.slurm.steps import PlacedNode, Step, place, srun_log, start_clean_up, start_steps
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -47,6 +50,9 @@ def launch_attempt(run_dir: str, first_attempt: int) -> None:
         raise RunError(f"{run.plan_file} is missing: this run directory was not made by launch")
     on_slurm = os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
     attempt = first_attempt + int(os.environ.get("SLURM_RESTART_COUNT", "0")) if on_slurm else first_attempt
+    if why_not := why_not_go_on(run, range(first_attempt, attempt)):
+        print(f"nothing is left to do: {why_not}")
+        return
     os.environ |= {RUN_ID: run.run_id, ATTEMPT: str(attempt)}
     run = run.begin_attempt(attempt)
     logging.basicConfig(
@@ -55,9 +61,7 @@ def launch_attempt(run_dir: str, first_attempt: int) -> None:
         handlers=[logging.FileHandler(run.logs / "launcher.log")],
         force=True,
     )
-    if any((end := read_ending(earlier)) and end.ending is Ending.FINISHED for earlier in run.all_attempts()):
-        log.info("an earlier attempt finished the run: nothing is left to do")
-        return
+    fence_earlier_attempts(run)
     log.info("attempt %d of %s", attempt, run.path)
     if on_slurm:
         JobLauncher(run, run.load_config(), plan, os.environ["SLURM_JOB_ID"]).run()
@@ -70,17 +74,13 @@ def launch_here(run: RunDirectory, config: ProrlConfig, plan: Plan) -> None:
     write_json(run.placement_file, [PlacedNode(0, plan.components[0].name, node_name(), 0)])
     ending, reason = NodeSupervisor(run, config, plan, 0, on_ready=preload_report_writer).run()
     conclude(run, plan, ending, reason)
-    _raise_failure(run, ending)
+    if ending is Ending.FAILED:
+        raise RunError(str(read_failure(run) or reason))
 
 
 def preload_report_writer() -> None:
     """Drawing needs seconds of imports: have them behind us before somebody waits for the end."""
     threading.Thread(target=import_module, args=("prorl_hpc.observe.report",), daemon=True).start()
-
-
-def _raise_failure(run: RunDirectory, ending: Ending) -> None:
-    if ending is Ending.FAILED:
-        raise RunError(str(read_failure(run) or "the run failed"))
 
 
 class JobLauncher:
@@ -89,8 +89,11 @@ class JobLauncher:
     def __init__(self, run: RunDirectory, config: ProrlConfig, plan: Plan, job_id: str) -> None:
         self._run, self._config, self._plan, self._job_id = run, config, plan, job_id
         self._steps: list[Step] = []
+        self._cleaners: list[Step] = []
         self._ended: dict[int, float] = {}
         self._lost: dict[int, str] = {}
+        self._unrecorded: RunFailure | None = None
+        self._beat = LauncherBeat(run)
         self._signals = SignalPipe((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD))
         self._clock = AllocationClock(job_id, config.cluster.signal_lead_s)
         self._begun = time.monotonic()
@@ -102,13 +105,15 @@ class JobLauncher:
         try:
             self._start()
             ending, reason = self._watch()
-        except (RunError, OSError, KeyError) as error:
+        except Exception as error:  # whatever it is, the nodes must be told to end
+            log.exception("the launcher cannot go on")
             ending, reason = self._failed(RunFailure("the launcher", node_name(), f"could not go on: {error}"))
         log.info("the attempt ends: %s (%s)", ending, reason)
         self._wait_for_nodes()
         self._conclude(ending, reason)
 
     def _start(self) -> None:
+        self._beat.beat()
         placed = place(self._plan, os.environ)
         write_json(self._run.placement_file, placed)
         self._steps = start_steps(self._run, self._config.cluster, placed, len(self._plan.components))
@@ -126,10 +131,14 @@ class JobLauncher:
             if not self._preloaded and self._first_result():
                 self._preloaded = True
                 preload_report_writer()
-            self._signals.wait(POLL_S)
+            self._pause()
+
+    def _pause(self) -> None:
+        self._beat.beat()
+        self._signals.wait(POLL_S)
 
     def _marked(self) -> tuple[Ending, str] | None:
-        names = {path.name for path in self._run.state.iterdir()}  # a listing is fresh on NFS
+        names = self._names()
         if self._run.failure_file.name in names:
             return Ending.FAILED, self._failure_line()
         if self._run.finished_marker.name in names:
@@ -138,8 +147,12 @@ class JobLauncher:
             return order.ending, order.reason
         return None
 
+    def _names(self) -> set[str]:
+        """What lies in state/: a listing is fresh on NFS, where exists() may answer from a cache."""
+        return {path.name for path in self._run.state.iterdir()}
+
     def _failure_line(self) -> str:
-        failure = read_failure(self._run)
+        failure = self._unrecorded or read_failure(self._run)
         return failure.headline if failure is not None else "a process failed"
 
     def _signalled(self) -> tuple[Ending, str] | None:
@@ -181,21 +194,23 @@ class JobLauncher:
         return None
 
     def _lose(self, step: Step) -> tuple[Ending, str] | None:
-        node = step.node
-        if not self._is_up(node.rank):
-            what = f"could not be started (srun exited with code {step.process.returncode})"
-            lines = tail(srun_log(self._run, node.rank), 20)
-            return self._failed(
-                RunFailure(f"the supervisor of {node.component}", node.host, what, step.process.returncode, lines)
-            )
+        node, code = step.node, step.process.returncode
+        failed, lines = step.log_says_node_failed, tail(step.log, 20)
+        if not failed and f"node-{node.rank}.up" not in self._names():
+            what = f"could not be started (srun exited with code {code})"
+            return self._failed(RunFailure(f"the supervisor of {node.component}", node.host, what, code, lines))
         self._lost[node.rank] = node.host
-        log.error("node %d (%s) on %s is lost", node.rank, node.component, node.host)
+        what = (
+            "Slurm says that the node failed" if failed else f"its supervisor was killed (srun exited with code {code})"
+        )
+        said = "".join(f"\n  | {line}" for line in lines)
+        log.error("node %d (%s) on %s is lost: %s%s", node.rank, node.component, node.host, what, said)
+        lost_mark(self._run, node.rank).touch()
+        if not failed:
+            self._cleaners.append(start_clean_up(self._run, self._config.cluster, node, len(self._plan.components)))
         if cannot := what_a_loss_means(self._plan, set(self._lost)):
             return self._leave_off(f"node {node.host} was lost, and {cannot}", self._config.run.stop_timeout_s)
         return None
-
-    def _is_up(self, rank: int) -> bool:
-        return (self._run.state / f"node-{rank}.up").exists()
 
     def _first_result(self) -> bool:
         """Rollouts are coming in: the start, which loading must not slow down, is over."""
@@ -205,17 +220,22 @@ class JobLauncher:
         limit_s = self._config.run.start_timeout_s
         if time.monotonic() - self._begun < limit_s:
             return None
-        late = [s.node for s in self._steps if not self._is_up(s.node.rank)]
+        names = self._names()
+        late = [s.node for s in self._steps if f"node-{s.node.rank}.up" not in names and s.node.rank not in self._lost]
         if not late:
             return None
-        names = ", ".join(f"{node.host} ({node.component})" for node in late)
-        what = f"did not come up within {limit_s:.0f} s (run.start_timeout_s): no supervisor reported from {names}"
+        hosts = ", ".join(f"{node.host} ({node.component})" for node in late)
+        what = f"did not come up within {limit_s:.0f} s (run.start_timeout_s): no supervisor reported from {hosts}"
         lines = tail(srun_log(self._run, late[0].rank), 20)
         return self._failed(RunFailure("srun", late[0].host, what, None, lines))
 
     def _failed(self, failure: RunFailure) -> tuple[Ending, str]:
-        if record_failure(self._run, failure):
-            log.error("%s", failure)
+        try:
+            if record_failure(self._run, failure):
+                log.error("%s", failure)
+        except OSError as error:
+            log.error("%s (and that could not be recorded: %s)", failure, error)
+            self._unrecorded = failure
         return Ending.FAILED, self._failure_line()
 
     # --- the end ---
@@ -226,29 +246,26 @@ class JobLauncher:
         settings = self._config.run
         limit_s = max(settings.stop_timeout_s + (order.drain_s if order else 0.0), order.limit_s if order else 0.0)
         deadline = time.monotonic() + limit_s + NODE_MARGIN_S
-        for end in (Step.end, Step.kill, None):
+        if self._unrecorded is not None:  # no mark tells them
+            for step in self._running():
+                step.end()
+        for end in (Step.end, Step.kill, Step.abandon):
             while self._running() and time.monotonic() < deadline:
-                self._signals.wait(POLL_S)
+                self._pause()
             for step in self._running():
                 log.error("node %d on %s has not ended", step.node.rank, step.node.host)
-                if end is not None:
-                    end(step)
+                end(step)
             deadline = time.monotonic() + 5.0
 
     def _running(self) -> list[Step]:
-        return [step for step in self._steps if step.process.poll() is None and step.node.rank not in self._lost]
+        steps = [step for step in self._steps if step.node.rank not in self._lost]
+        return [step for step in (*steps, *self._cleaners) if step.process.poll() is None]
 
     def _conclude(self, ending: Ending, reason: str) -> None:
         # After SIGTERM it is for Slurm to start the job again, or not.
         wanted = self._to_go_on and ending is Ending.SUSPENDED and signal.SIGTERM not in self._signals.seen
         wanted = wanted and self._config.cluster.requeue
-        record = conclude(
-            self._run, self._plan, ending, reason, self._job_id, list(self._lost.values()), goes_on=wanted
-        )
-        if record.goes_on and (refusal := requeue_job(self._job_id)):
-            log.error("the job could not be put back into the queue: %s", refusal)
-            conclude(self._run, self._plan, ending, f"{reason}; scontrol requeue said: {refusal}", self._job_id)
-        elif record.goes_on:
-            log.info("the job is back in the queue and goes on as attempt %d", self._run.attempt + 1)
+        lost = list(self._lost.values())
+        record = conclude_job(self._run, self._plan, self._job_id, ending, reason, lost, wanted=wanted)
         if record.ending is Ending.FAILED:
-            raise RunError(str(read_failure(self._run) or record.reason))
+            raise RunError(str(self._unrecorded or read_failure(self._run) or record.reason))

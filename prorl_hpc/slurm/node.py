@@ -37,6 +37,7 @@ from prorl_hpc.slurm.endings import (
     NodeEnd,
     ProcessEnd,
     StopOrder,
+    lost_mark,
     node_end_file,
     order_stop,
     read_stop,
@@ -44,10 +45,12 @@ from prorl_hpc.slurm.endings import (
 from prorl_hpc.slurm.environment import after_setup, child_environment
 from prorl_hpc.slurm.failure import RunFailure, read_failure, record_failure
 from prorl_hpc.slurm.gpus import split_gpus, visible_gpus
+from prorl_hpc.slurm.launcher_watch import LauncherWatch, end_in_its_place
 from prorl_hpc.slurm.plan import Plan, ProcessPlan
 from prorl_hpc.slurm.restarts import Restarts
 from prorl_hpc.slurm.script import setup_lines
 from prorl_hpc.slurm.signals import SignalPipe
+from prorl_hpc.slurm.steps import PlacedNode
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -58,7 +61,8 @@ CLEAN_EXIT_GRACE_S = 5.0
 """The same for exit code 0: on another node, the mark that explains it may still be on its way."""
 _STOP_ORDER = (("coordinator", "trainer"), ("inference", "worker"))
 """The coordinator first: what agents lose while they stop is not to be taken for a failure of rollouts."""
-_ENDING_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_ENDING_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2}
+"""SIGUSR2 is the launcher's: srun hands it on."""
 
 
 def main(argv: list[str]) -> int:
@@ -71,8 +75,9 @@ def main(argv: list[str]) -> int:
     plan = read_json(run.plan_file, Plan)
     if plan is None:
         raise RunError(f"{run.plan_file} is missing: this run directory was not made by launch")
-    NodeSupervisor(run, run.load_config(), plan, int(rank)).run()
-    return 0
+    supervisor = NodeSupervisor(run, run.load_config(), plan, int(rank))
+    supervisor.run()
+    return 0 if supervisor.unrecorded is None else 1
 
 
 class NodeSupervisor:
@@ -92,8 +97,12 @@ class NodeSupervisor:
         self._children: list[Child] = []
         self._environments: dict[str, dict[str, str]] = {}
         self._restarts = Restarts(run, self._node, rank, config.run.restarts)
-        self._signals = SignalPipe((*_ENDING_SIGNALS, signal.SIGUSR2, signal.SIGCHLD))
+        self._signals = SignalPipe((*_ENDING_SIGNALS, signal.SIGCHLD))
         self._order: StopOrder | None = None
+        self._launcher = LauncherWatch(run, config.rollout.lost_after_s)
+        self._in_its_place: PlacedNode | None = None
+        self.unrecorded: RunFailure | None = None
+        """The failure that could not be written into the run directory."""
         self._on_ready = on_ready
 
     def run(self) -> tuple[Ending, str]:
@@ -101,13 +110,17 @@ class NodeSupervisor:
         if self._here:
             die_with_parent(signal.SIGTERM)
         become_subreaper()
-        (self._run.state / f"node-{self._rank}.up").touch()
         try:
+            (self._run.state / f"node-{self._rank}.up").touch()
             ending, reason = self._start_and_watch()
-        except (ProrlError, OSError, ValueError) as error:
+        except Exception as error:  # whatever it is, the processes of this node must end
+            if not isinstance(error, ProrlError | OSError | ValueError):
+                log.exception("the supervisor cannot go on")
             ending, reason = self._failed(RunFailure(f"node-{self._rank}", self._node, f"could not go on: {error}"))
         log.info("stopping: %s (%s)", ending, reason)
         self._leave(ending)
+        if self._in_its_place is not None:
+            end_in_its_place(self._run, self._plan, self._config, self._in_its_place, reason)
         return ending, reason
 
     # --- start and watch ---
@@ -170,16 +183,30 @@ class NodeSupervisor:
             return Ending.FAILED, self._failure_line()
         if self._run.finished_marker.name in marks:
             return Ending.FINISHED, "training is finished"
+        if lost_mark(self._run, self._rank).name in marks:
+            return Ending.SUSPENDED, f"Slurm has taken {self._node} out of the job"
         if self._run.stop_marker.name in marks:
             self._order = read_stop(self._run)
-        elif came := _ENDING_SIGNALS & {*self._signals.take()}:
-            self._order = order_stop(self._run, self._order_of(came.pop()))
+        elif came := [number for number in self._signals.take() if number in _ENDING_SIGNALS]:
+            self._order = self._ordered(self._order_of(came[0]))
+        elif not self._here and (launcher := self._launcher.lost()):
+            reason = f"{launcher.host}, the launcher's node, was lost ({self._node} tells)"
+            self._order = self._ordered(StopOrder(Ending.SUSPENDED, reason))
+            self._in_its_place = launcher if self._order.reason == reason else None
         return (self._order.ending, self._order.reason) if self._order is not None else None
 
     def _order_of(self, number: signal.Signals) -> StopOrder:
         """On one machine a signal is somebody's wish; in a job it may be a preemption, and the job go on later."""
         ending = Ending.STOPPED if self._here else Ending.SUSPENDED
         return StopOrder(ending, f"{number.name} on {self._node}")
+
+    def _ordered(self, order: StopOrder) -> StopOrder:
+        """The order that holds for all; ours for this node alone if it cannot be written."""
+        try:
+            return order_stop(self._run, order)
+        except OSError as error:
+            log.error("the order to stop could not be written: %s", error)
+            return order
 
     def _marks(self) -> set[str]:
         """File names in state/: a listing is fresh on NFS, where exists() may answer from a cache."""
@@ -214,12 +241,16 @@ class NodeSupervisor:
     # --- failure ---
 
     def _failed(self, failure: RunFailure) -> tuple[Ending, str]:
-        if record_failure(self._run, failure):
-            log.error("%s", failure)
+        try:
+            if record_failure(self._run, failure):
+                log.error("%s", failure)
+        except OSError as error:
+            print(f"{failure}\n(this could not be recorded: {error})", file=sys.stderr)
+            self.unrecorded = failure
         return Ending.FAILED, self._failure_line()
 
     def _failure_line(self) -> str:
-        failure = read_failure(self._run)
+        failure = self.unrecorded or read_failure(self._run)
         return failure.headline if failure is not None else "a process failed"
 
     def _death(self, child: Child) -> RunFailure:
@@ -259,7 +290,10 @@ class NodeSupervisor:
         if left:
             log.error("could not be ended or removed: %s", "; ".join(left))
         ends = [ProcessEnd(c.name, self._node, c.process.returncode, c.ending) for c in self._children]
-        write_json(node_end_file(self._run, self._rank), NodeEnd(self._rank, self._node, ends, left))
+        try:
+            write_json(node_end_file(self._run, self._rank), NodeEnd(self._rank, self._node, ends, left))
+        except OSError as error:
+            log.error("how this node ended could not be written: %s", error)
 
     def _let_trainers_exit(self) -> None:
         """The trainer that wrote the mark is about to exit by itself."""

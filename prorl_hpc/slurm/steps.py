@@ -21,6 +21,7 @@ import msgspec
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ClusterConfig
 from prorl_hpc.messages.errors import RunError
+from prorl_hpc.slurm.children import tail
 from prorl_hpc.slurm.plan import Plan
 from prorl_hpc.slurm.script import setup_lines
 
@@ -61,7 +62,10 @@ def host_names(node_list: str) -> list[str]:
     """``gpu[01-02],login`` → its names, in order, as scontrol knows them."""
     if not re.search(r"[\[,]", node_list):
         return [node_list]
-    done = subprocess.run(["scontrol", "show", "hostnames", node_list], capture_output=True, text=True, timeout=30)
+    try:
+        done = subprocess.run(["scontrol", "show", "hostnames", node_list], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunError(f"scontrol cannot read the node list {node_list}: {error}") from error
     if done.returncode != 0:
         raise RunError(f"scontrol cannot read the node list {node_list}: {done.stderr.strip()}")
     return done.stdout.split()
@@ -73,39 +77,68 @@ class Step:
 
     node: PlacedNode
     process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def log_says_node_failed(self) -> bool:
+        """srun exits with 0 after "Node failure on …"."""
+        return any("Node failure on" in line for line in tail(self.log, 20))
 
     def end(self) -> None:
-        """Have srun end its task."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)
+        """Tell the supervisor to leave. SIGUSR2, since srun hands it on; at SIGTERM it kills its task."""
+        self._send(signal.SIGUSR2)
 
     def kill(self) -> None:
+        """Have srun kill its task."""
+        self._send(signal.SIGTERM)
+
+    def abandon(self) -> None:
+        """Kill srun itself, which does not hear. Slurm ends the task with the job."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+            self.process.send_signal(number)
 
 
 def start_steps(run: RunDirectory, cluster: ClusterConfig, placed: Sequence[PlacedNode], groups: int) -> list[Step]:
     """Start the supervisor of every node; their output goes to ``logs/srun-<rank>.log``."""
-    environ = step_environment(os.environ)
-    return [Step(node, _start(run, srun_words(run, cluster, node, groups), environ, node)) for node in placed]
+    return [_start(run, srun_words(run, cluster, node, groups), node) for node in placed]
 
 
-def _start(run: RunDirectory, words: list[str], environ: dict[str, str], node: PlacedNode) -> subprocess.Popen[bytes]:
-    with srun_log(run, node.rank).open("ab") as out:
-        return subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+def _start(run: RunDirectory, words: list[str], node: PlacedNode) -> Step:
+    log = srun_log(run, node.rank)
+    with log.open("ab") as out:
+        environ = step_environment(os.environ)
+        return Step(node, subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out), log)
+
+
+def clean_up_words(run: RunDirectory, cluster: ClusterConfig, node: PlacedNode, groups: int) -> list[str]:
+    """The command line of a step that removes what a supervisor that was killed left on its node."""
+    words = ["srun", *_where(node, groups), "--overlap", "--mem=0", "--unbuffered", "--mpi=none", "--export=ALL"]
+    cleaner = [sys.executable, "-m", "prorl_hpc.slurm.cleanup", str(run.path), str(node.rank)]
+    return [*words, *cluster.srun_args, *cleaner]
+
+
+def start_clean_up(run: RunDirectory, cluster: ClusterConfig, node: PlacedNode, groups: int) -> Step:
+    """Start that step, on a node that still answers."""
+    return _start(run, clean_up_words(run, cluster, node, groups), node)
 
 
 def srun_words(run: RunDirectory, cluster: ClusterConfig, node: PlacedNode, groups: int) -> list[str]:
     """The command line of one node's step. Since Slurm 22.05 srun does not inherit --cpus-per-task, and a supervisor
     with several processes must not be bound to one core."""
     component = getattr(cluster, node.component)
-    words = ["srun", f"--job-name=prorl-{node.component}-{node.rank}"]
-    words += [f"--het-group={node.group}"] if groups > 1 else []
-    words += ["--nodes=1", "--ntasks=1", f"--nodelist={node.host}", "--no-kill", "--unbuffered", "--mpi=none"]
-    words += ["--export=ALL", f"--cpu-bind={component.cpu_bind}"]
+    words = ["srun", f"--job-name=prorl-{node.component}-{node.rank}", *_where(node, groups)]
+    words += ["--no-kill", "--unbuffered", "--mpi=none", "--export=ALL", f"--cpu-bind={component.cpu_bind}"]
     words += [f"--cpus-per-task={component.cpus}"] if component.cpus else []
     supervisor = [sys.executable, "-u", "-m", "prorl_hpc.slurm.node", str(run.path), str(run.attempt), str(node.rank)]
     return [*words, *cluster.srun_args, *_after_setup(cluster, component.setup, supervisor)]
+
+
+def _where(node: PlacedNode, groups: int) -> list[str]:
+    group = [f"--het-group={node.group}"] if groups > 1 else []
+    return [*group, "--nodes=1", "--ntasks=1", f"--nodelist={node.host}"]
 
 
 def _after_setup(cluster: ClusterConfig, own: list[str], command: list[str]) -> list[str]:
@@ -123,16 +156,6 @@ _OF_THE_JOBS_TASKS = re.compile(
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What srun may see of the job: not the shape of its batch task, which is not that of our steps."""
     return {key: value for key, value in environ.items() if not _OF_THE_JOBS_TASKS.match(key)}
-
-
-def requeue_job(job_id: str) -> str:
-    """Put the job back into the queue; returns what Slurm has against it, or nothing. Its processes are signalled."""
-    done = subprocess.run(["scontrol", "requeue", job_id], capture_output=True, text=True, timeout=60)
-    return (
-        ""
-        if done.returncode == 0
-        else (done.stderr or done.stdout).strip() or f"scontrol exited with {done.returncode}"
-    )
 
 
 def allocation_end(job_id: str) -> float | None:

@@ -52,7 +52,7 @@ def main() -> None:
     (process.runtime_dir / f"{args.name}.sock").touch()
     time.sleep(acts.get("ready_after", 0.0))
     if not acts.get("never_ready"):
-        process.ready({"zmq_ipc": f"ipc://{process.runtime_dir}/x"})
+        process.ready({"zmq_ipc": f"ipc://{process.runtime_dir}/x", "uds": f"{process.runtime_dir}/http.sock"})
     if acts.get("finish"):  # as the real trainer, which needs all the others
         everyone = [p.name for p in msgspec.json.decode(process.run.plan_file.read_bytes(), type=Plan).processes]
         while not stopped and not all(process.run.process_state(name).exists() for name in everyone):

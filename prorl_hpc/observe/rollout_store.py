@@ -35,8 +35,8 @@ truncated           bool                  a turn was cut at a token limit
 ==================  ====================  =========================================================================
 
 The file's metadata has the version of this table (``prorl_rollouts``; files of version 1 lack ``carried_from`` and
-``cursor``) and the epoch that wrote it (``prorl_epoch``): when a resumed run orders a batch of the same id again, the
-file of epoch n before it is kept as ``<batch_id>~<n>.parquet``.
+``cursor``) and the epoch that wrote it (``prorl_epoch``): when a batch of the same id is ordered again after ``resume
+--fresh``, the file of epoch n before it is kept as ``<batch_id>~<n>.parquet``.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from prorl_hpc.cli.composition_errors import blamed_override, explain
 from prorl_hpc.config.schema import ProrlConfig
-from prorl_hpc.config.store import conf_dir, register, to_config
+from prorl_hpc.config.store import conf_dir, register, to_config, user_conf_dirs
 from prorl_hpc.messages.errors import ConfigError
 
 _COMMON = ("--cfg", "--resolve", "--package", "--run", "--multirun", "--config-dir", "--config-name", "--hydra-help")
@@ -45,7 +45,7 @@ def compose_all(arguments: list[str], own_flags: tuple[str, ...] = ()) -> list[C
     """What Hydra makes of the command line: one entry, several with ``--multirun``, none after ``--cfg`` and its like,
     which print. Raises ConfigError that tells all that is wrong; ``own_flags`` are those of the verb."""
     _check_flags(arguments, own_flags)
-    _check_directories()
+    _check_directories(arguments)
     left, errors = list(arguments), list[str]()
     for _ in range(_MOST_ERRORS):
         try:
@@ -123,13 +123,33 @@ def _check_flags(arguments: list[str], own_flags: tuple[str, ...]) -> None:
         raise ConfigError(f"there is no flag {flag}; {hint}flags: {', '.join(sorted(known))}")
 
 
-def _check_directories() -> None:
-    """Raises ConfigError for a directory that was named and is not there."""
+def _check_directories(arguments: list[str]) -> None:
+    """Raises ConfigError for a directory that was named and is not there; warns of choices that ours hide."""
     for word in filter(None, os.environ.get("PRORL_CONF_DIR", "").split(":")):
         if not Path(word).expanduser().is_dir():
             raise ConfigError(
                 f"PRORL_CONF_DIR={word}: there is no such directory; it holds cluster/NAME.yaml and the like"
             )
+    given = _config_dir(arguments)
+    if given is not None and not given.is_dir():
+        raise ConfigError(f"--config-dir {given}: there is no such directory; it holds cluster/NAME.yaml and the like")
+    for root in [*([given] if given else []), *user_conf_dirs()]:
+        for path in sorted(root.glob("*/*.yaml")):
+            if (conf_dir() / path.relative_to(root)).is_file():
+                print(
+                    f"warning: {path} is not used, since {path.parent.name}={path.stem} is ours: rename it",
+                    file=sys.stderr,
+                )
+
+
+def _config_dir(arguments: list[str]) -> Path | None:
+    """What ``--config-dir`` names."""
+    for i, word in enumerate(arguments):
+        flag, equals, value = word.partition("=")
+        if flag in ("--config-dir", "-cd"):
+            value = value if equals else "".join(arguments[i + 1 : i + 2])
+            return Path(value).absolute()
+    return None
 
 
 def show_help(arguments: list[str]) -> None:
@@ -138,7 +158,5 @@ def show_help(arguments: list[str]) -> None:
     from prorl_hpc.cli.launch_help import help_text
 
     words = [word for word in arguments if word not in ("--help", "-h")]
-    given = next((words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--config-dir", "-cd")), None)
-    given = given or next((word.partition("=")[2] for word in words if word.startswith("--config-dir=")), None)
     composed = compose_all(words)
-    print(help_text(composed[0].config if composed else ProrlConfig(), Path(given).absolute() if given else None))
+    print(help_text(composed[0].config if composed else ProrlConfig(), _config_dir(words)))

@@ -73,7 +73,6 @@ def _start(entry: Composed, *, dry_run: bool, detach: bool, attempt: Attempt | N
 def launch(entry: Composed, *, detach: bool, attempt: Attempt | None = None) -> int:
     """Start one checked configuration in a new run directory. Raises ConfigError, leaving nothing behind, if Slurm
     refuses it."""
-    from prorl_hpc.cli.attempt import run_attempt
     from prorl_hpc.cli.environment_record import environment_record
     from prorl_hpc.cli.run_choice import link_latest
     from prorl_hpc.messages.codec import write_json
@@ -96,7 +95,13 @@ def launch(entry: Composed, *, detach: bool, attempt: Attempt | None = None) -> 
         RunKeys.create(run.keys)
         write_json(run.path / "environment.json", environment_record(entry.overrides))
         link_latest(run, root)
-        return (attempt or run_attempt)(run, config, plan, detach=detach)
+        return (attempt or _run_attempt)(run, config, plan, detach=detach)
+
+
+def _run_attempt(run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: bool) -> int:
+    from prorl_hpc.cli.attempt import run_attempt
+
+    return run_attempt(run, config, plan, detach=detach)
 
 
 @contextmanager

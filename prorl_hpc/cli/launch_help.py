@@ -48,7 +48,7 @@ def help_text(config: ProrlConfig, own_dir: Path | None = None) -> str:
 def group_choices(own_dir: Path | None = None) -> dict[str, dict[str, Path]]:
     """Group → choice → file; the first directory that has it counts, as for Hydra."""
     found: dict[str, dict[str, Path]] = {}
-    for root in [*([own_dir] if own_dir else []), conf_dir(), *user_conf_dirs()]:
+    for root in [conf_dir(), *([own_dir] if own_dir else []), *user_conf_dirs()]:
         for path in sorted(root.glob("*/*.yaml")):
             found.setdefault(path.parent.name, {}).setdefault(path.stem, path)
     return {group: dict(sorted(choices.items())) for group, choices in sorted(found.items()) if group != "hydra"}

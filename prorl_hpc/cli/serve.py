@@ -6,10 +6,10 @@ As ``launch`` with ``trainer.enabled=false``; it tells how to connect once all i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
 
-from prorl_hpc.cli.attempt import follow_to_the_end, run_attempt, tell_ending
 from prorl_hpc.cli.composition import compose_all, show_help
 from prorl_hpc.cli.launch import OWN_FLAGS, start_all
 from prorl_hpc.cli.run_choice import add_run_argument, chosen_run
@@ -59,6 +59,8 @@ def _alone(words: list[str]) -> list[str]:
 
 
 def _serve(run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: bool) -> int:
+    from prorl_hpc.cli.attempt import follow_to_the_end, run_attempt, tell_ending
+
     code = run_attempt(run, config, plan, detach=True)
     if detach or code != 0:
         print(f"connect: prorl-hpc serve --connect {shlex.quote(str(run.path))}")
@@ -79,8 +81,9 @@ class _AnnouncingJob(Job):
 
     def alive(self) -> bool:
         if not self._told and not waited_for(self._run, self._plan):
-            self._told = True
-            print(f"\n{connection_text(self._run)}\n", flush=True)
+            with contextlib.suppress(RunError):  # its coordinator went just now, and comes back
+                print(f"\n{connection_text(self._run)}\n", flush=True)
+                self._told = True
         return super().alive()
 
 
@@ -104,8 +107,9 @@ def connection_text(run: RunDirectory) -> str:
             f"  from anywhere:  {http}  (token: {run.api_token_file}, readable by you alone)",
             f'                  curl -H "Authorization: Bearer $(cat {token})" {http}/v1/status',
         ]
+    if socket := state.endpoints.get("uds"):
+        lines.append(f"  on {state.node}:  unix:{socket}  (no token)")
     lines += [
-        f"  on {state.node}:  unix:{state.endpoints['uds']}  (no token)",
         "  from Python, where the run directory can be seen; it finds a requeued service again by itself:",
         "                  from prorl_hpc.service.client import RolloutClient",
         f'                  async with RolloutClient.for_run("{run.path}") as service:',

@@ -13,9 +13,23 @@ _INTRO = """# Configuration reference
 
 Made from the schemas by `python -m prorl_hpc.config.reference`; do not edit.
 
-Every key can be overridden on the command line, `python -m prorl_hpc launch trainer.steps=20 task.max_turns=5`;
-a group is chosen by its name, `cluster=slurm model=path engine=vllm`. `--cfg job` prints the composed configuration,
-`--dry-run` checks it and prints the plan. Unknown keys and wrong types are refused before anything starts.
+Every key can be overridden on the command line, `prorl-hpc launch trainer.steps=20 task.max_turns=5`;
+a group is chosen by its name, `cluster=slurm model=path engine=vllm`. `--help` lists all groups, choices and settings,
+`--cfg job` prints the composed configuration, `--dry-run` checks it and prints the plan, `--multirun` starts one run for
+each combination of values with commas between. All that is wrong is told at once, before anything starts.
+
+**Your own groups.** A site's settings go into a file such as `cluster/mysite.yaml` (copy one of `cluster=site_*`, whose
+`conf/cluster/site_gpu.yaml` has every setting with a comment) below one of these directories; `cluster=mysite` finds it:
+`--config-dir DIR`, the directories of `$PRORL_CONF_DIR` (colons between them: a site can set it for all), and
+`~/.config/prorl_hpc/conf` (`$XDG_CONFIG_HOME` in place of `~/.config` where it is set). So it goes with the other groups.
+Give yours a name that none of ours has.
+
+**Tab completion** of verbs, groups, choices, settings and runs: `eval "$(prorl-hpc completion bash)"` in `~/.bashrc`; `zsh` and
+`fish` likewise.
+
+**Who runs where.** `cluster.<component>.nodes=0`: not in this job (`inference`: servers are named by `engine.outside`, or
+register over HTTP; `trainer`: with `trainer.enabled=false`, as `prorl-hpc serve` does). `same_nodes_as`: on the nodes
+of another component. `rollout` must be somewhere, since the coordinator is there.
 """
 
 

@@ -1,0 +1,103 @@
+"""Words at the tab key."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prorl_hpc.cli.completion import candidates, main
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.slurm.run_index import register_run
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["lau"], ["launch"]),
+        (["launch", "clus"], ["cluster.", "cluster="]),
+        (["launch", "cluster=sl"], ["cluster=slurm"]),
+        (["launch", "-m", "engine=vllm,tr"], ["engine=vllm,transformers"]),
+        (["launch", "trainer.st"], ["trainer.steps="]),
+        (["launch", "cluster.rollout.no"], ["cluster.rollout.nodelist=", "cluster.rollout.nodes="]),
+        (["serve", "sandbox.network="], ["sandbox.network=host", "sandbox.network=none"]),
+        (["launch", "trainer.enabled="], ["trainer.enabled=false", "trainer.enabled=true"]),
+        (["launch", "+engine.en"], ["+engine.env="]),
+        (["launch", "--dr"], ["--dry-run"]),
+        (["launch", "--cfg", ""], ["all", "hydra", "job"]),
+        (["launch", "model.path=/"], []),
+        (["launch", "no.such."], []),
+        (["launch", "no.such=x"], []),
+        (["completion", ""], ["bash", "fish", "zsh"]),
+        (["doctor", ""], []),
+    ],
+)
+def test_candidates(words: list[str], expected: list[str]) -> None:
+    assert candidates(words) == expected
+
+
+def test_runs_and_groups_of_ones_own_are_among_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PRORL_CONF_DIR", str(tmp_path / "conf"))
+    (tmp_path / "conf" / "cluster").mkdir(parents=True)
+    (tmp_path / "conf" / "cluster" / "mysite.yaml").write_text("kind: slurm\n")
+    assert candidates(["launch", "cluster=my"]) == ["cluster=mysite"]
+    config = ProrlConfig()
+    config.run.root, config.run.name = str(tmp_path / "runs"), "mine"
+    run = RunDirectory.create(config)
+    register_run(run)
+    assert candidates(["status", "mi"]) == [run.run_id]
+
+
+@pytest.mark.parametrize("verb", ["model", "image", "bench", "dev"])
+def test_actions_of_a_verb_are_those_that_its_help_knows(verb: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "prorl_hpc", verb, "--help"], capture_output=True, text=True, timeout=60
+    )
+    actions = candidates([verb, ""])
+    assert actions and all(action in done.stdout for action in actions)
+
+
+def test_no_configuration_is_composed_for_it() -> None:
+    program = (
+        "import sys; from prorl_hpc.cli.completion import candidates as c; c(['launch', 'cluster=']); c(['launch', ''])\n"
+        "print([name for name in ('hydra', 'torch', 'rich', 'aiohttp') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"),
+    [("prorl-hpc lau", "launch"), ("prorl-hpc launch cluster=sl", "slurm"), ("prorl-hpc completion z", "zsh")],
+)
+def test_bash_completes(tmp_path: Path, line: str, reply: str) -> None:
+    command = tmp_path / "prorl-hpc"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m prorl_hpc "$@"\n')
+    command.chmod(0o755)
+    script = (
+        'eval "$(prorl-hpc completion bash)"\n'
+        f'COMP_LINE="{line}" COMP_POINT={len(line)}; _prorl_hpc 2>/dev/null; echo "${{COMPREPLY[*]}}"'
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{reply}\n", done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_scripts_are_sound(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([shell]) == 0
+    script = capsys.readouterr().out
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    assert subprocess.run([shell, "-n"], input=script, text=True, timeout=20).returncode == 0
+
+
+def test_an_unknown_shell_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tcsh"]) == 2
+    assert "bash|zsh|fish" in capsys.readouterr().err

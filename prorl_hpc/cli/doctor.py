@@ -61,8 +61,13 @@ def _config(overrides: list[str], *, on_nodes: bool) -> ProrlConfig:
 
 
 def _all(config: ProrlConfig, on_nodes: bool, queue_s: float) -> Iterator[Finding]:
-    yield from examine(config)
-    if on_nodes:
+    refused = False
+    for finding in examine(config):
+        refused = refused or (finding.grade == "fail" and finding.subject in ("slurm", "plan"))
+        yield finding
+    if on_nodes and refused:
+        yield Finding("fail", "allocation", "not asked for: Slurm or the plan stands in the way", "see the lines above")
+    elif on_nodes:
         from prorl_hpc.cli.doctor_allocation import examine_nodes
 
         yield from examine_nodes(config, queue_s, lambda words: print(f"      {words}", file=sys.stderr, flush=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
 import signal
@@ -26,6 +27,7 @@ from prorl_hpc.slurm.trial_allocation import TrialAllocation
 _MINUTES = 5
 _WORK_S = 240.0
 _SAID_LINES = 3
+_USUAL = re.compile(r"queued and waiting|has been allocated")
 
 
 def examine_nodes(config: ProrlConfig, queue_s: float, tell: Callable[[str], None]) -> Iterator[Finding]:
@@ -72,7 +74,7 @@ def merge(directory: Path, parts: list[Component], trial: TrialAllocation, wrong
     """What the nodes reported, and what is known of those that did not."""
     reports = {part.name: read_json(directory / f"{part.name}.json", NodeReport) for part in parts}
     yield _allocation(trial, wrong, complete=all(reports.values()))
-    for place, part in enumerate(parts):
+    for place, part in enumerate(parts if trial.last.nodes or any(reports.values()) else []):
         report = reports[part.name]
         if report is None:
             yield _silent(part.name, trial, place)
@@ -100,10 +102,14 @@ def _allocation(trial: TrialAllocation, wrong: str, *, complete: bool) -> Findin
 
 def _silent(name: str, trial: TrialAllocation, place: int) -> Finding:
     node = trial.last.nodes.get(place, "")
-    lines = [line for line in trial.said().splitlines() if node and node in line]
-    said = _last_lines("\n".join(lines) or trial.said())
+    lost = re.findall(r"Node failure on ([\w.-]+)", trial.said())
+    if lost and node not in lost:
+        cure = f"see {' and '.join(lost)}; a job ends when a component has no node left"
+        return Finding("warn", "node", f"not examined, for the job lost {', '.join(lost)}", cure, _at(name, node))
+    lines = [line for line in trial.said().splitlines() if line.startswith(f"{place}: ") or (node and node in line)]
+    said = _last_lines("\n".join(lines))
     cure = (
-        f"the node must be up and on the network, see {sys.executable} and the run's storage; cluster.setup must not fail "
+        f"the node must be up, on the network, and see {sys.executable} and the run's storage; cluster.setup must not fail "
         "there"
     )
     return Finding("fail", "node", f"nothing was heard of it: {said or 'Slurm says nothing'}", cure, _at(name, node))
@@ -114,8 +120,8 @@ def _at(name: str, node: str) -> str:
 
 
 def _last_lines(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " / ".join(dict.fromkeys(lines[-_SAID_LINES:]))
+    lines = [re.sub(r"^\d+: ", "", f"{line.strip()} ").strip() for line in text.splitlines() if not _USUAL.search(line)]
+    return " / ".join(list(dict.fromkeys(line for line in lines if line))[-_SAID_LINES:])
 
 
 def _same_code(report: NodeReport, where: str) -> Finding:

@@ -15,6 +15,8 @@ from prorl_hpc.slurm.plan_rights import right_problems
 from prorl_hpc.slurm.site import Site
 from prorl_hpc.slurm.site_records import Node, Partition, expand_hosts
 
+_NOT_TWICE = "and a heterogeneous job gives no node to two components: merge them with same_nodes_as"
+
 
 def plan_problems(config: ProrlConfig, site: Site) -> list[str]:
     """All that is wrong with the plan at this site; one sentence if the site does not answer."""
@@ -119,20 +121,22 @@ def _wanted(ask: Ask) -> str:
 
 def _gpus(ask: Ask, nodes: list[Node], where: str) -> Iterator[str]:
     option = "gres" if "gres" in ask.part.options else "gpus-per-node"
+    setting = setting_of(ask.cluster, ask.part.name, option)
+    own = setting == f"cluster.{ask.part.name}.gpus"
     kinds = {kind for node in nodes for kind in node.gpus if kind}
     for kind, wanted in ask.gpus.items():
         most = max(node.gpus_of(kind) for node in nodes)
+        told = f"{setting}={wanted}" if own else ask.told(option)
         if wanted <= most:
             continue
-        if kind and most == 0:
-            told = setting_of(ask.cluster, ask.part.name, option)
-            told = told if ".extra" in told else f"cluster.{ask.part.name}.gpu_type"
-            yield f"{told}={kind}: no node of {where} has GPUs of that type; {nearest(kind, kinds, 'types')}"
+        if not any(node.gpus for node in nodes):
+            yield f"{told}: the nodes of {where} have no GPUs; choose another partition"
         elif most == 0:
-            yield f"{ask.told(option)}: the nodes of {where} have no GPUs; choose another partition"
+            told = f"cluster.{ask.part.name}.gpu_type={kind}" if own else told
+            yield f"{told}: no node of {where} has GPUs of type {kind}; {nearest(kind, kinds, 'types')}"
         else:
             of_type = f" of type {kind}" if kind else ""
-            yield f"{ask.told(option)}: no node of {where} has more than {most} GPUs{of_type}"
+            yield f"{told}: no node of {where} has more than {most} GPUs{of_type}"
 
 
 def _names(ask: Ask, nodes: list[Node], where: str) -> Iterator[str]:
@@ -163,6 +167,10 @@ def _plain_features(constraint: str) -> set[str] | None:
 def _together(asked: list[Ask], site: Site) -> list[str]:
     """Whether there are different nodes for all components: a heterogeneous job gives no node to two of them. For any
     choice of components there must be as many fitting nodes as they ask for (Hall's condition, exact)."""
+    listed = [set(expand_hosts(ask.value("nodelist"))) for ask in asked]
+    for (one, its), (other, others) in itertools.combinations(zip(asked, listed, strict=True), 2):
+        if shared := sorted(its & others):
+            return [f"{one.told('nodelist')} and {other.told('nodelist')} both name {shared[0]}, {_NOT_TWICE}"]
     fitting = [{node.name for node in _candidates(ask, site) if _fits(ask, node)} for ask in asked]
     for size in range(2, len(asked) + 1):
         for chosen in itertools.combinations(range(len(asked)), size):

@@ -114,7 +114,7 @@ class TrialAllocation:
                 return
 
     def said(self) -> str:
-        """What srun and the tasks said so far."""
+        """What srun and the tasks said so far; lines of the task of component i begin with ``i: ``."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def _look(self) -> TrialState | None:
@@ -140,8 +140,8 @@ def srun_words(
     words = ["srun"]
     for i, part in enumerate(parts):
         words += [":"] if i else []
-        words += [f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--time={minutes}", "--kill-on-bad-exit=0"]
-        words += ["--mpi=none", "--cpu-bind=none", "--unbuffered"] if not i else ["--mpi=none", "--cpu-bind=none"]
+        words += [f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--time={minutes}", "--mpi=none"]
+        words += ["--kill-on-bad-exit=0", "--unbuffered", "--label"] if not i else ["--kill-on-bad-exit=0", "--label"]
         words += [f"--{key}={value}" if value else f"--{key}" for key, value in _small(part.options).items()]
         words += [word for word in cluster.srun_args if i == 0]
         lines = setup_lines(cluster.modules, [*cluster.setup, *getattr(cluster, part.name).setup])

@@ -112,6 +112,23 @@ def test_a_group_of_version_2_is_made_where_controllers_are_handed_on(version_2:
     assert not outer.exists()
 
 
+def test_the_groups_of_a_slurm_step_are_left_as_they_are(tmp_path: Path) -> None:
+    step = "system.slice/slurmstepd.scope/job_7/step_0"
+    task = tmp_path / "fs" / step / "user/task_0"
+    for group in (tmp_path / "fs", *reversed(task.relative_to(tmp_path / "fs").parents)):
+        path = tmp_path / "fs" / group
+        if not path.exists():
+            Files(2).make(path)
+        (path / "cgroup.subtree_control").write_text("memory pids")
+    Files(2).make(task)
+    (task / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    mount = f"30 21 0:26 / {tmp_path}/fs rw - cgroup2 cgroup2 rw"
+    groups = Cgroups.find(proc(tmp_path / "self", f"0::/{step}/user/task_0\n", [mount]), Files(2))
+    assert groups.holding("memory") == ""
+    assert (task / "cgroup.procs").read_text() == f"{os.getpid()}\n"
+    assert [path.name for path in task.parent.iterdir() if path.is_dir()] == ["task_0"]
+
+
 def test_our_own_group_is_opened_where_all_in_it_is_ours(tmp_path: Path) -> None:
     own = tmp_path / "fs/scope"
     Files(2).make(tmp_path / "fs")

@@ -126,7 +126,7 @@ def test_a_silent_controller_is_one_problem() -> None:
         (["cluster.extra.time=3-00:00:00"], "cluster.extra.time=3-00:00:00 is 4320 minutes, partition batch allows"),
         (
             ["cluster.extra.gres=gpu:h100:9"],
-            "cluster.extra.gres=gpu:h100:9: no node of partition accel has more than 8 GPUs of type h100",
+            "cluster.extra.gres=gpu:h100:9: the nodes of partition batch have no GPUs",
         ),
     ],
 )

@@ -45,11 +45,13 @@ value() { # value KEY PATTERN TEXT: of the line KEY=…, if all of it fits the p
 }
 
 lives() { # lives UID PID RUN JOB: whether anything of the run or its job is alive on this node
-  local pid files=()
-  [ "$(awk '/^Uid:/ { print $2 }' "/proc/$2/status" 2>/dev/null)" = "$1" ] && return 0
-  for pid in $(ps -o pid= -U "$1"); do files+=("/proc/$pid/environ"); done
-  [ ${#files[@]} -gt 0 ] || return 1
-  grep -qzxF -e "PRORL_RUN_ID=$3" ${4:+-e "SLURM_JOB_ID=$4"} "${files[@]}" 2>/dev/null
+  local key real
+  while read -r key real _; do
+    [ "$key" = Uid: ] && [ "$real" = "$1" ] && return 0
+  done 2>/dev/null <"/proc/$2/status"
+  # Of that user alone: scripts of the site that begin and end jobs bear the job's id too.
+  find /proc -mindepth 1 -maxdepth 1 -name '[0-9]*' -uid "$1" -printf '%p/environ\0' 2>/dev/null |
+    xargs -0 -r grep -lzxF -e "PRORL_RUN_ID=$3" ${4:+-e "SLURM_JOB_ID=$4"} 2>/dev/null | grep -q .
 }
 
 ours() { # ours PLACE UID: whether it is a directory, not a link, of that uid alone

@@ -35,9 +35,11 @@ _SLURMD_VERBS = ("kill-slurmd", "start-slurmd")
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] != ["cluster"] or len(argv) == 1 or argv[1] in ("-h", "--help"):
+    if argv[:1] in ([], ["-h"], ["--help"]) or (argv[1:2] in ([], ["-h"], ["--help"]) and argv[0] == "cluster"):
         print(_USAGE)
         return 0 if set(argv) & {"-h", "--help"} else 2
+    if argv[0] != "cluster":
+        raise ConfigError(f"there is no {argv[0]}: there is cluster, as in `prorl-hpc dev cluster start DIR`")
     args = _parser().parse_args(argv[1:])
     try:
         return _start(args) if args.verb == "start" else _act(args)

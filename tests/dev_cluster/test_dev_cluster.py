@@ -84,6 +84,18 @@ def test_a_node_that_crashed_serves_again_after_it_is_booted(own: NamespacedSlur
         assert hostname_from(own, "cpu01") == "cpu01"
 
 
+def test_a_dead_node_is_not_killed_twice_nor_a_living_one_booted(own: NamespacedSlurm) -> None:
+    with pytest.raises(ConfigError, match="cpu01 is on already"):
+        own.boot("cpu01")
+    own.crash("cpu01")
+    (own.directory / "run" / "cpu01.init").write_text(f"{os.getpid()}\n")  # the number is another process's by now
+    for act in (own.crash, own.kill_slurmd):
+        with pytest.raises(ConfigError, match="cpu01 is not up"):
+            act("cpu01")
+    own.boot("cpu01")
+    assert hostname_from(own, "cpu01") == "cpu01"
+
+
 def test_a_node_that_is_known_to_be_down_comes_back_too(own: NamespacedSlurm) -> None:
     own.crash("cpu02")
     wait_until(lambda: own.states()["cpu02"].startswith("down"), "cpu02 is down")

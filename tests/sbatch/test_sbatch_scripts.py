@@ -17,11 +17,12 @@ from prorl_hpc.slurm.private.base import PrivateSlurm
 
 SBATCH = Path(__file__).resolve().parents[2] / "sbatch"
 SCRIPTS = sorted(SBATCH.iterdir())
+NODE_INIT = SBATCH.parent / "prorl_hpc" / "slurm" / "private" / "node_init.sh"
 FAKES = SBATCH.parent / "tests" / "cli" / "prorl_with_fakes.py"
 NEWER_THAN_20_11 = ("--gpus-per-task=", "--tres-per-task", "--external", "--oom-kill-step", "--segment")
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("script", [*SCRIPTS, NODE_INIT], ids=lambda path: path.name)
 def test_they_are_correct_shell(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
     if shutil.which("shellcheck") is None:

@@ -34,11 +34,17 @@ class NamespacedSlurm(PrivateSlurm):
     """Needs root. The host sees a file of a node under ``/proc/<its first process>/root``."""
 
     def _init_pid(self, name: str) -> int:
-        """The host's number of the first process of a node or of the site."""
-        try:
-            return int((self.directory / "run" / f"{name}.init").read_text())
-        except FileNotFoundError:
-            raise ConfigError(f"{name} is not up in the private cluster {self.directory}") from None
+        """The host's number of the first process of a node or of the site. Raises ConfigError if it does not live."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pid = int((self.directory / "run" / f"{name}.init").read_text())
+            if os.fsencode(self.directory) in Path(f"/proc/{pid}/cmdline").read_bytes():  # else it is another's by now
+                return pid
+        raise ConfigError(f"{name} is not up in the private cluster {self.directory}")
+
+    def _is_up(self, name: str) -> bool:
+        with contextlib.suppress(ConfigError):
+            return self._init_pid(name) > 0
+        return False
 
     def address(self, node: str) -> str:
         if node == LOGIN:
@@ -80,9 +86,8 @@ class NamespacedSlurm(PrivateSlurm):
     def boot(self, node: str) -> None:
         """Switch a node on that crashed, until it is in service."""
         self.shape.check_node(node)
-        with contextlib.suppress(ConfigError):
-            if Path(f"/proc/{self._init_pid(node)}").exists():
-                raise ConfigError(f"{node} is on already")
+        if self._is_up(node):
+            raise ConfigError(f"{node} is on already: `crash` switches it off")
         self._switch_on(node)
         self.wait_in_service(node)
 
@@ -152,10 +157,7 @@ class NamespacedSlurm(PrivateSlurm):
 
     def stop(self) -> None:
         # The death of PID 1 ends a PID namespace with all that is in it; the network goes with the last process.
-        pid_file = self.directory / "run" / f"{_SITE}.init"
-        with contextlib.suppress(ConfigError, FileNotFoundError):
-            pid = self._init_pid(_SITE)
-            if os.fsencode(pid_file) in Path(f"/proc/{pid}/cmdline").read_bytes():  # else the number is another's now
-                end([pid], signal.SIGKILL)
+        if self._is_up(_SITE):
+            end([self._init_pid(_SITE)], signal.SIGKILL)
         for file in (self.directory / "run").glob("*.init"):
             file.unlink(missing_ok=True)

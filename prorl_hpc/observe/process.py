@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -113,9 +114,12 @@ class Process:
 
 def _end_with_supervisor() -> None:
     """Under a container program PR_SET_PDEATHSIG does not reach us: the supervisor holds the other end of our standard
-    input, and when that closes, however it died, our process group is killed."""
+    input, and when that closes, however it died, our process group is killed. All but its leader, the container program:
+    it ends with us, and takes the image's FUSE process along."""
     if os.environ.pop(LEASH, "") != "stdin":
         return
+    import psutil  # not wanted by those who only look at a run
+
     leash = os.dup(0)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)  # what we start must not read from it
@@ -123,7 +127,12 @@ def _end_with_supervisor() -> None:
     def wait() -> None:
         while os.read(leash, 1024):
             pass
-        os.killpg(0, signal.SIGKILL)
+        group = os.getpgrp()
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if pid not in (group, os.getpid()) and os.getpgid(pid) == group:
+                    os.kill(pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="end-with-supervisor", daemon=True).start()
 

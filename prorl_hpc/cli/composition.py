@@ -28,7 +28,21 @@ from prorl_hpc.messages.errors import ConfigError
 _COMMON = ("--cfg", "--resolve", "--package", "--run", "--multirun", "--config-dir", "--config-name", "--hydra-help")
 _RARE = ("--info", "--config-path", "--experimental-rerun", "--help", "--version", "--shell-completion")
 FLAGS = (*_COMMON, *_RARE)
-"""Hydra's own, by their long names; single letters pass as they are."""
+"""Hydra's own."""
+_SHORT = ("-h", "-c", "-p", "-r", "-m", "-sc", "-cp", "-cn", "-cd", "-i")
+_WITH_VALUE: tuple[str, ...] = (
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+)
+_WITH_VALUE += ("--experimental-rerun",)
 _PRINTING = ("--cfg", "-c", "job", "hydra", "all", "--info", "-i", "--hydra-help", "--resolve")
 _MOST_ERRORS = 30
 
@@ -46,7 +60,7 @@ def compose_all(arguments: list[str], own_flags: tuple[str, ...] = ()) -> list[C
     which print. Raises ConfigError that tells all that is wrong; ``own_flags`` are those of the verb."""
     _check_flags(arguments, own_flags)
     _check_directories(arguments)
-    left, errors = list(arguments), list[str]()
+    left, errors = _flags_first(arguments), list[str]()
     for _ in range(_MOST_ERRORS):
         try:
             composed = _compose(left)
@@ -103,6 +117,18 @@ def _command_line(arguments: list[str]) -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
+def _flags_first(arguments: list[str]) -> list[str]:
+    """Hydra's parser takes no flag between overrides."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        (flags if word.startswith("-") else overrides).append(word)
+        if word in _WITH_VALUE:
+            flags += [value for value in [next(words, None)] if value is not None]
+    return [*flags, *overrides]
+
+
 def _typed(composed: DictConfig) -> ProrlConfig:
     """By way of plain values, for OmegaConf lets `+trainer.typo=1` into a node that is typed already."""
     values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
@@ -115,7 +141,7 @@ def _check_flags(arguments: list[str], own_flags: tuple[str, ...]) -> None:
     known = [*own_flags, *FLAGS]
     for word in arguments:
         flag = word.partition("=")[0]
-        if not flag.startswith("--") or flag in known:
+        if not flag.startswith("-") or flag in known or flag in _SHORT:
             continue
         near = difflib.get_close_matches(flag, known, n=1, cutoff=0.6)
         near = near or [name for name in known if flag == name.replace("-", "") or name.startswith(flag)][:1]

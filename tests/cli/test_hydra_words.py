@@ -55,6 +55,12 @@ def test_a_flag_that_is_wrong_is_answered_with_the_nearest(flag: str, meant: str
     assert f"there is no flag {flag}; did you mean {meant}?" in told(flag)
 
 
+def test_flags_may_stand_anywhere(tmp_path: Path) -> None:
+    words = ["trainer.steps=1,2", "--multirun", "run.name=a", "-cd", str(tmp_path), "run.seed=3"]
+    assert [(c.config.trainer.steps, c.config.run.seed) for c in compose_all(words)] == [(1, 3), (2, 3)]
+    assert "there is no flag -x" in told("trainer.steps=1", "-x")
+
+
 def test_a_directory_of_groups_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PRORL_CONF_DIR", str(tmp_path / "no"))
     assert "PRORL_CONF_DIR" in told("trainer.steps=1")

@@ -34,9 +34,10 @@ def examine_nodes(config: ProrlConfig, queue_s: float, tell: Callable[[str], Non
     """``queue_s``: how long the allocation may wait in the queue. Leaves nothing behind, Ctrl-C included."""
     parts = components(config.cluster, make_plan(config))
     root = Path(config.run.root).absolute()
-    root.mkdir(parents=True, exist_ok=True)
     directory = root / f".prorl-doctor-{secrets.token_hex(4)}"
+    made = [path for path in (root, *root.parents) if not path.exists()]
     try:
+        root.mkdir(parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)
     except OSError as error:
         raise ConfigError(f"run.root={config.run.root} cannot be written: {error.strerror}") from error
@@ -58,6 +59,9 @@ def examine_nodes(config: ProrlConfig, queue_s: float, tell: Callable[[str], Non
         yield from merge(directory, parts, trial, wrong)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        for path in made:
+            with contextlib.suppress(OSError):  # somebody uses it meanwhile
+                path.rmdir()
 
 
 @contextlib.contextmanager

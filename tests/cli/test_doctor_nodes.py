@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from prorl_hpc.__main__ import main as prorl_hpc_main
+from prorl_hpc.cli import doctor
 from prorl_hpc.cli.doctor_meeting import RACES, Meeting
 from prorl_hpc.config.schema import ClusterConfig, ComponentConfig
 from prorl_hpc.slurm.private.base import PrivateSlurm
@@ -89,7 +91,7 @@ def test_a_run_root_that_nodes_do_not_see_is_said_by_each(slurm_namespaced: Name
 
 @pytest.mark.slurm
 def test_ctrl_c_cancels_the_job_and_leaves_nothing(slurm_mini: PrivateSlurm, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "prorl_hpc", "doctor", "--on-nodes", *PLAN, f"run.root={tmp_path}"]
+    command = [sys.executable, "-m", "prorl_hpc", "doctor", "--on-nodes", *PLAN, f"run.root={tmp_path}/new/runs"]
     command += ["cluster.setup=[sleep 60]"]
     process = subprocess.Popen(
         slurm_mini.command(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=Path.cwd()
@@ -100,6 +102,14 @@ def test_ctrl_c_cancels_the_job_and_leaves_nothing(slurm_mini: PrivateSlurm, tmp
     assert process.wait(30) == 130
     assert list(tmp_path.iterdir()) == []
     assert slurm_mini.run(["squeue", "-h", "-t", "PD,R"]).stdout == ""
+
+
+def test_a_run_root_that_cannot_be_written_is_said_before_anything_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda config: iter(()))
+    assert prorl_hpc_main(["doctor", "--on-nodes", "cluster=slurm", "run.root=/dev/null/runs"]) == 2
+    assert "run.root=/dev/null/runs cannot be written" in capsys.readouterr().err
 
 
 def test_the_trial_asks_for_little_where_the_component_would_run() -> None:

@@ -119,7 +119,7 @@ def start_child(plan: ProcessPlan, command: Command, log_file: Path) -> Child:
             stdout=out,
             stderr=subprocess.STDOUT,
             process_group=0,
-            preexec_fn=_bind_to(os.getpid()),
+            preexec_fn=None if command.leashed else _bind_to(os.getpid()),
         )
     return Child(plan, process, log_file, time.monotonic(), token)
 

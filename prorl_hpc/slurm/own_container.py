@@ -3,8 +3,9 @@
 What Apptainer (1.4) does to a child, rootless and as root alike: it stays between as the process's parent, in the same
 process group; signals reach the process, and its exit code or signal comes back. The process has the same id inside and
 outside (no PID namespace), but it is not the id of our child. Apptainer kills it when Apptainer dies; Apptainer itself
-loses PR_SET_PDEATHSIG, so the process watches its standard input instead (observe.process): when the supervisor is gone,
-it ends its whole group.
+keeps or loses PR_SET_PDEATHSIG by chance (Go calls exec on any of its threads), and killed by it would leave the FUSE
+process of a .sif behind. So the process watches its standard input instead (observe.process): when the supervisor is
+gone, it ends its group.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Where:
 
 
 class AskedForPatience(Exception):
-    """429, or 503 with Retry-After."""
+    """429, or 503 with Retry-After. ``pause_s``: the least before the next call."""
 
     def __init__(self, refusal: ServiceError, pause_s: float) -> None:
         super().__init__(str(refusal))
@@ -152,7 +152,8 @@ def check(response: aiohttp.ClientResponse, body: bytes) -> None:
     refusal = refusal_of(status, body)
     pause = response.headers.get("Retry-After", "")
     if status in (429, 503) and pause.isdecimal():
-        raise AskedForPatience(refusal, float(pause))
+        # 503: nobody has joined yet, which may change at any moment; the client's own pauses grow to as much.
+        raise AskedForPatience(refusal, float(pause) if status == 429 else 0.0)
     raise refusal
 
 

@@ -27,8 +27,8 @@ from prorl_hpc.slurm.private.namespaced import NamespacedSlurm
 
 _ATTEMPT_S = 180.0
 _LIMIT_MINUTES = 1
-_LEAD_S = 45.0
-"""An attempt whose time is up leaves off so long before its end, a quarter of a minute after its start."""
+_LEAD_S = 35.0
+"""So long before its end an attempt leaves off that is not requeued from outside."""
 _LONG_MINUTES = 60
 _STEPS_A_REQUEUE = 4
 

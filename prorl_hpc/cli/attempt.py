@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from prorl_hpc.cli.stopping import Stopping
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.slurm.children import tail
+from prorl_hpc.slurm.endings import Ending, StopOrder, read_ending, read_stop
 from prorl_hpc.slurm.executors import submit
 from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
@@ -21,6 +22,8 @@ from prorl_hpc.slurm.run_index import register_run
 
 STOP_LIMIT_S = 10.0
 """From Ctrl-C until nothing of the run is left."""
+CANCEL_S = 2.0
+"""Of that, for the job's cancellation, where it has not ended by itself."""
 
 
 def run_attempt(run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: bool) -> int:
@@ -53,20 +56,16 @@ def follow_to_the_end(run: RunDirectory, config: ProrlConfig, job: Job) -> bool:
         except BrokenPipeError:
             reason = "the output of launch was closed"
     _ignore_signals()
-    stop(run, job, reason, STOP_LIMIT_S)
+    stop_at_once(run, job, reason)
     return True
 
 
-def stop(run: RunDirectory, job: Job, reason: str, limit_s: float) -> bool:
-    """End the run in order: the mark for the supervisors, then the job's cancellation; True if all is gone."""
-    run.stop_marker.write_text(reason)
+def stop_at_once(run: RunDirectory, job: Job, reason: str) -> bool:
+    """End the run without waiting for its rollouts, within STOP_LIMIT_S; True if all is gone."""
     with contextlib.suppress(BrokenPipeError):  # the run must end, told or not
         print(f"\nstopping {run.run_id} …", flush=True)
-    deadline = time.monotonic() + limit_s
-    # A job in the queue has no supervisor that could see the mark. A running one stops by itself, and ends well.
-    if job.record.kind == "local" or job.waiting() or not job.wait(limit_s - 2.0):
-        job.cancel()
-    if job.wait(max(1.0, deadline - time.monotonic())):
+    stopping = Stopping(run, job, StopOrder(Ending.STOPPED, reason))
+    if stopping.wait(STOP_LIMIT_S - CANCEL_S, CANCEL_S, shown=False):
         return True
     print(f"{job.description} is still ending: `prorl-hpc status {run.path}` tells when it is gone", file=sys.stderr)
     return False
@@ -82,8 +81,8 @@ def tell_ending(run: RunDirectory, job: Job, *, interrupted: bool) -> int:
     if run.finished_marker.exists():
         print("\n" + "\n".join(_success(run)))
         return 0
-    if run.stop_marker.exists():
-        print(f"\nThe run was stopped ({run.stop_marker.read_text().strip() or 'no reason given'}).")
+    if (how := _left_off(run)) is not None:
+        print(f"\nThe run {how}.")
         _tell_what_is_left(run)
         return 130 if interrupted else 1
     print(f"\nThe run ended without a word of its own: {job.description} is {job.state(now=True)}.", file=sys.stderr)
@@ -92,6 +91,15 @@ def tell_ending(run: RunDirectory, job: Job, *, interrupted: bool) -> int:
             print(f"  {file.name} | {line}", file=sys.stderr)
     _tell_what_is_left(run)
     return 1
+
+
+def _left_off(run: RunDirectory) -> str | None:
+    """That it was stopped or suspended, and why; None if it says nothing of that."""
+    ending = read_ending(run) or read_stop(run)
+    if ending is None or ending.ending not in (Ending.STOPPED, Ending.SUSPENDED):
+        return None
+    word = "was stopped" if ending.ending is Ending.STOPPED else "was suspended, and its job does not go on by itself"
+    return f"{word} ({ending.reason or 'no reason given'})"
 
 
 def _tell_what_is_left(run: RunDirectory) -> None:

@@ -36,27 +36,32 @@ STYLE = {
 
 
 def run_table(rows: Sequence[RunRow]) -> RenderableType:
-    """One line a run; the last column may be cut at the terminal's edge."""
+    """One line a run, at least one; the last column may be cut at the terminal's edge."""
+    names = ("run", "state", "job", "attempt", "step", "reward", "age", "left")
+    lines = [_cells(row) for row in rows]
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
-    for column in ("run", "state", "job", "attempt", "step", "reward", "age", "left"):
-        table.add_column(column, no_wrap=True)
+    for place, name in enumerate(names):
+        table.add_column(name, no_wrap=True, min_width=max(len(name), *(len(line[place]) for line in lines)))
     table.add_column("what", overflow="ellipsis", no_wrap=True)
-    for row in rows:
-        state = row.state
-        left = clock(state.report.left_s) if state.living and state.report and state.report.left_s is not None else ""
-        cells = [
-            Text(row.run.run_id),
-            Text(state.word, style=STYLE.get(state.word, "")),
-            Text(_job(row)),
-            Text(str(state.attempt)),
-            Text(_step(row)),
-            Text(number(row.reward)),
-            Text(since_submission(state)),
-            Text(left),
-            Text(state.detail.splitlines()[0] if state.detail else ""),
-        ]
-        table.add_row(*cells)
+    for line in lines:
+        table.add_row(*line)
     return table
+
+
+def _cells(row: RunRow) -> list[Text]:
+    state = row.state
+    left = state.report.left_s if state.living and state.report is not None else None
+    return [
+        Text(row.run.run_id),
+        Text(state.word, style=STYLE.get(state.word, "")),
+        Text(_job(row)),
+        Text(str(state.attempt)),
+        Text(_step(row)),
+        Text(number(row.reward)),
+        Text(since_submission(state)),
+        Text(clock(left) if left is not None else ""),
+        Text(state.detail.splitlines()[0] if state.detail else ""),
+    ]
 
 
 def _job(row: RunRow) -> str:

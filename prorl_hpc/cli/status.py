@@ -28,6 +28,8 @@ from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.slurm.run_states import run_state, run_states
 
 LIMIT = 20
+PLAIN_WIDTH = 160
+"""Columns where standard output is no terminal."""
 
 
 def main(argv: list[str]) -> int:
@@ -79,6 +81,8 @@ def _show(
 ) -> None:
     """Once, or every ``watch`` seconds."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
     if as_json:
         for _ in _cycles(watch):
             print(json.dumps(told()), flush=True)

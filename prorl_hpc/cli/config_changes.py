@@ -1,0 +1,118 @@
+"""Changes of a run's stored settings when it is resumed: single settings, typed and named as in launch, and which of
+them would make what is recorded of open orders wrong."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.store import to_config
+from prorl_hpc.messages.errors import ConfigError
+
+HARMLESS = (
+    *("cluster", "run", "engine"),
+    *("sandbox.start_limit", "sandbox.start_timeout_s", "sandbox.start_retries", "sandbox.warm"),
+    *("sandbox.copy_images", "sandbox.unpack_images"),
+    *(f"rollout.{pool}_slots" for pool in ("init", "ready", "run", "eval")),
+    *("rollout.workers_per_node", "rollout.balancing", "rollout.when_server_lost", "rollout.drain_s"),
+    *("rollout.heartbeat_s", "rollout.lost_after_s", "rollout.http_tcp", "rollout.http_port"),
+    *("rollout.keep_trajectories",),
+    *("trainer.steps", "trainer.checkpoint_every", "trainer.keep_checkpoints"),
+    *("trainer.eval_every", "trainer.eval_prompts", "trainer.eval_samples", "trainer.eval_temperature"),
+    *(
+        "trainer.learning_rate",
+        "trainer.weight_decay",
+        "trainer.max_grad_norm",
+        "trainer.clip_low",
+        "trainer.clip_high",
+    ),
+    *("trainer.threads", "trainer.micro_batch_tokens", "trainer.gradient_checkpointing", "trainer.probe_tolerance"),
+)
+"""Settings, or whole groups, that decide neither what is ordered of the rollout service nor what its results are:
+where and how fast it runs, for how long, how often it saves and evaluates, how the optimizer takes what comes."""
+_FIXED = {"run.root": "the run stays in its directory", "run.name": "the run keeps its name"}
+_HARMFUL = ("run.seed", "engine.kind", "engine.dtype", "engine.outside")
+
+
+def with_overrides(config: ProrlConfig, words: list[str]) -> ProrlConfig:
+    """``config`` with ``name=value`` words as Hydra writes them. Raises ConfigError that tells all that is wrong."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    from prorl_hpc.cli.composition_errors import explain
+
+    changed, errors, parser = OmegaConf.structured(config), list[str](), OverridesParser.create()
+    for word in words:
+        try:
+            (parsed,) = parser.parse_overrides([word])
+            if parsed.is_sweep_override():
+                raise ConfigError(f"{word}: a run has one value of each setting; give one")
+            _apply(changed, parsed.key_or_group, parsed.value(), word, add=parsed.is_add(), delete=parsed.is_delete())
+        except (HydraException, OmegaConfBaseException) as error:
+            errors.append(explain(error))
+        except ConfigError as error:
+            errors.append(str(error))
+    if errors:
+        raise ConfigError(
+            errors[0] if len(errors) == 1 else "\n  - ".join([f"{len(errors)} things are wrong:", *errors])
+        )
+    values = OmegaConf.to_container(changed, resolve=True)
+    assert isinstance(values, dict)
+    return to_config({str(key): value for key, value in values.items()})
+
+
+def _apply(config: DictConfig, key: str, value: Any, word: str, *, add: bool, delete: bool) -> None:
+    parent, _, last = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    if not isinstance(node, DictConfig):
+        OmegaConf.update(config, key, value)  # there is no such setting, and OmegaConf says so
+        raise ConfigError(f"{word}: {parent} is a single value")
+    if last in node and is_dataclass(_type_of(node[last])):
+        raise ConfigError(
+            f"{word}: a run is resumed with single settings, not with another group: {key}.<setting>=…; "
+            f"settings of {key}: {', '.join(map(str, node[last]))}"
+        )
+    if key in _FIXED:
+        raise ConfigError(f"{word}: {_FIXED[key]}; leave it out, or launch a new run")
+    is_open = _type_of(node) is dict
+    if delete:
+        if not is_open or last not in node:
+            raise ConfigError(f"{word}: only entries of open settings, such as engine.env, can be taken out")
+        with open_dict(node):
+            del node[last]
+    elif is_open and last not in node:
+        if not add:
+            raise ConfigError(f"{key} is new: {parent} takes any name, written with a plus: +{key}=…")
+        with open_dict(node):
+            node[last] = value
+    else:
+        OmegaConf.update(config, key, value, merge=False)
+
+
+def _type_of(node: Any) -> Any:
+    return OmegaConf.get_type(node) if OmegaConf.is_config(node) else type(node)
+
+
+def changed_settings(old: ProrlConfig, new: ProrlConfig) -> dict[str, tuple[Any, Any]]:
+    """Dotted names of all settings that differ, with both values."""
+    before, after = dict(_flat(old)), dict(_flat(new))
+    return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+
+
+def needs_fresh(name: str) -> bool:
+    """Whether what is recorded of open orders is worth nothing any more when that setting changes."""
+    if name in _HARMFUL:
+        return True
+    return not any(name == harmless or name.startswith(f"{harmless}.") for harmless in HARMLESS)
+
+
+def _flat(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        found += _flat(value, f"{prefix}{entry.name}.") if is_dataclass(value) else [(prefix + entry.name, value)]
+    return found

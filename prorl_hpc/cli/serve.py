@@ -80,7 +80,8 @@ class _AnnouncingJob(Job):
         self._run, self._plan, self._told = run, plan, False
 
     def alive(self) -> bool:
-        if not self._told and not waited_for(self._run, self._plan):
+        leaving = self._run.stop_marker.exists()  # all may become ready while it is told to stop
+        if not self._told and not leaving and not waited_for(self._run, self._plan):
             with contextlib.suppress(RunError):  # its coordinator went just now, and comes back
                 print(f"\n{connection_text(self._run)}\n", flush=True)
                 self._told = True

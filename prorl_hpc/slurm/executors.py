@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -122,15 +121,6 @@ def sbatch_text(run: RunDirectory, config: ProrlConfig, plan: Plan) -> str:
     """The script that ``submit`` would hand to sbatch."""
     parts = components(config.cluster, plan)
     return render(job_name(run), run.jobs, parts, config.cluster, launcher_command(run.jobs))
-
-
-def sbatch_opinion(text: str) -> str:
-    """sbatch's own word on the script, without submitting it; empty if there is no sbatch here."""
-    if shutil.which("sbatch") is None:
-        return ""
-    unset = [word for name in submission_unset(os.environ) for word in ("-u", name)]
-    done = subprocess.run(["env", *unset, "sbatch", "--test-only"], input=text, capture_output=True, text=True)
-    return (done.stdout + done.stderr).strip()
 
 
 def submit(run: RunDirectory, config: ProrlConfig, plan: Plan) -> Job:

@@ -17,9 +17,10 @@ from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.observe.restarts import read_restarts
 from prorl_hpc.slurm.endings import Ending, StopOrder, order_stop
-from prorl_hpc.slurm.executors import sbatch_opinion, sbatch_text, submit
+from prorl_hpc.slurm.executors import sbatch_text, submit
 from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
+from prorl_hpc.slurm.refusals import ask_sbatch
 
 pytestmark = pytest.mark.slurm
 
@@ -121,7 +122,9 @@ def test_a_single_component_is_a_plain_job(tmp_path: Path) -> None:
 def test_slurm_accepts_the_script_and_its_refusal_is_told(tmp_path: Path) -> None:
     config = fake_config(tmp_path, slurm=True)
     run, plan = fake_run(config, {}), fake_plan(config)
-    assert "to start at" in sbatch_opinion(sbatch_text(run, config, plan))
+    opinion = ask_sbatch(sbatch_text(run, config, plan))
+    assert not opinion.refused
+    assert "to start at" in opinion.said
     config.cluster.trainer.partition = "moon"
     with pytest.raises(ConfigError, match=r"Slurm refused the job: .*invalid partition"):
         submit(run, config, plan)

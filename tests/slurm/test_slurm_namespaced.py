@@ -29,15 +29,3 @@ def test_a_launch_over_real_nodes_cleans_each_of_them(slurm_namespaced: Any, mon
     for node in nodes:
         listed = slurm_namespaced.command(["ls", "/tmp"], node)
         assert "prorl-" not in os.popen(" ".join(listed)).read()
-
-
-@pytest.mark.slurm
-def test_batch_scripts_for_users_run(slurm_mini: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """one_node.sbatch starts a whole run inside an ordinary allocation."""
-    script = Path(__file__).resolve().parents[2] / "sbatch" / "one_node.sbatch"
-    monkeypatch.setenv("PRORL_PYTHON", sys.executable)
-    words = ["env", "-C", str(tmp_path), "sbatch", "--wait", str(script), "model=tiny", "--dry-run"]
-    done = slurm_mini.run(words, timeout_s=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (log,) = tmp_path.glob("slurm-*.out")
-    assert "Nothing was started (--dry-run)" in log.read_text()

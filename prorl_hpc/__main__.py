@@ -16,6 +16,7 @@ VERBS = {
     "status": "all your runs, or where one stands",
     "top": "one run live in the terminal",
     "logs": "what its processes said",
+    "attach": "a shell on a node of a run",
     "stop": "end a run in order; it can be resumed",
     "cancel": "the same, by job id",
     "clean": "remove what dead runs left on this machine, or an ended run",

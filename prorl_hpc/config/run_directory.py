@@ -119,6 +119,10 @@ class RunDirectory:
             aside = self.attempts / f".latest-{secrets.token_hex(4)}"
             aside.symlink_to(str(number))
             aside.replace(self.attempts / "latest")
+        if self.config_file.is_file() and not begun.attempt_config_file.exists():
+            aside = begun.attempt_dir / f".config-{secrets.token_hex(4)}"
+            aside.write_bytes(self.config_file.read_bytes())
+            aside.replace(begun.attempt_config_file)
         return begun
 
     def all_attempts(self) -> list[RunDirectory]:
@@ -129,6 +133,11 @@ class RunDirectory:
     @property
     def attempt_dir(self) -> Path:
         return self.attempts / str(self.attempt)
+
+    @property
+    def attempt_config_file(self) -> Path:
+        """The run's settings as they were when the attempt began: ``resume`` can change them."""
+        return self.attempt_dir / "config.yaml"
 
     @property
     def ending_file(self) -> Path:

@@ -14,7 +14,7 @@ import msgspec
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.errors import RunError
-from prorl_hpc.slurm.states import JobPhase, UnknownLimit, job_states
+from prorl_hpc.slurm.states import JobPhase, UnknownLimit, job_reports
 
 STATES_EVERY_S = 2.0
 """The controller is asked at most this often."""
@@ -68,7 +68,8 @@ class Job:
         if self.record.kind == "local":
             return "RUNNING" if self._local_alive() else "ENDED"
         if now or time.monotonic() - self._asked >= STATES_EVERY_S:
-            self._state = self._unknown.check(job_states([self.record.job_id]).get(self.record.job_id))
+            report = job_reports([self.record.job_id]).of(self.record.job_id)
+            self._state = self._unknown.check(report.state if report is not None else None)
             self._asked = time.monotonic()
         return self._state
 

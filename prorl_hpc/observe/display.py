@@ -125,7 +125,9 @@ def _rollout_line(snapshot: Snapshot) -> Text:
     assert snapshot.run is not None
     counts = ", ".join(f"{n} {status}" for status, n in snapshot.run.rollouts.items() if n)
     line = Text(f"rollouts  {counts or 'none yet'}; {snapshot.run.rollouts_per_s:.2f}/s")
-    if snapshot.run.paused:
+    if snapshot.run.draining:
+        line.append("  draining: those under way may end, none is started", style="yellow")
+    elif snapshot.run.paused:
         line.append("  paused: no rollout is started", style="yellow")
     if len(snapshot.run.policies) > 1:
         for policy in snapshot.run.policies:

@@ -49,7 +49,7 @@ def verbs(directory: Path) -> dict[str, Asked]:
 def measure(rounds: int, say: Say) -> list[Figure]:
     """Verbs and floors take turns. RunError if one of them fails."""
     with scratch_directory() as directory:
-        _furnish(directory)
+        furnish(directory)
         asked = verbs(directory) | {name: Asked(words) for name, words in _FLOORS.items()}
         taken: dict[str, list[float]] = {name: [] for name in asked}
         for name in asked:
@@ -84,7 +84,7 @@ def heavy_modules(asked: Asked, directory: Path) -> list[str]:
     return [name for name in names if name.partition(".")[0] in HEAVY]
 
 
-def _furnish(directory: Path) -> None:
+def furnish(directory: Path) -> None:
     """A place where a person works: a run of theirs and a model."""
     _write_model(directory / "model")
     RunDirectory.create(ProrlConfig(run=RunSettings(root=str(directory / "runs"))))

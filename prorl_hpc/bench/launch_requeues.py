@@ -1,4 +1,4 @@
-"""Many requeues of one training run in a row, from outside and by its time limit: what is lost, what is done twice.
+"""Many requeues of one training run in a row: what is lost, what is done twice.
 
 The same processes as in ``launch_start``: all of ours are real but the engine, which is scripted, and the trainer, which
 counts what it gets in place of learning from it, and keeps a checkpoint. The same run without any requeue is the measure.
@@ -10,26 +10,19 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from prorl_hpc.bench.counting_trainer import read_steps
 from prorl_hpc.bench.figures import Figure
 from prorl_hpc.bench.launch_cluster import ClusterRun, private_cluster
+from prorl_hpc.bench.launch_cuts import cut, how_cut, limit_attempts, reasons, recorded
 from prorl_hpc.bench.launch_start import MODULES, notes_file, scripted_config
 from prorl_hpc.bench.noted_task import read_notes
 from prorl_hpc.bench.parts import Say
 from prorl_hpc.bench.testbed import scratch_directory
 from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.config.schema import ProrlConfig, TrainerConfig
-from prorl_hpc.messages.errors import RunError
-from prorl_hpc.slurm.endings import Ending, read_ending
+from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.slurm.private.namespaced import NamespacedSlurm
 
-_ATTEMPT_S = 180.0
-_LIMIT_MINUTES = 1
 _LEAD_S = 35.0
-"""So long before its end an attempt leaves off that is not requeued from outside."""
-_LONG_MINUTES = 60
 _STEPS_A_REQUEUE = 4
 
 
@@ -46,98 +39,50 @@ class Outcome:
 
     @classmethod
     def of(cls, run: RunDirectory, notes: Path) -> Outcome:
-        """Of a run that is over. RunError unless all attempts but the last were suspended, and that finished it."""
-        endings = [read_ending(attempt) for attempt in run.all_attempts()]
-        words = [ending.ending if ending is not None else None for ending in endings]
-        if words[-1] is not Ending.FINISHED or {*words[:-1]} - {Ending.SUSPENDED}:
-            raise RunError(f"the attempts of {run.run_id} ended {', '.join(map(str, words))}: see {run.path}")
-        steps = read_steps(run)
+        """Of a run that is over. RunError if it did not end as it should."""
+        ends, steps = reasons(run), read_steps(run)
         return cls(
             Counter(note.step for note in steps),
             {rollout for note in steps for rollout in note.done},
-            _recorded(run),
+            recorded(run, "done"),
             len(read_notes(notes)),
-            [ending.reason for ending in endings if ending is not None],
+            ends,
         )
 
 
-def measure(quick: bool, say: Say) -> list[Figure]:
+def measure(requeues: int, say: Say) -> list[Figure]:
     """RunError if there can be no such cluster here, or a run does not end as it should."""
-    requeues = 3 if quick else 20
     trainer = TrainerConfig(steps=_STEPS_A_REQUEUE * requeues, groups_per_step=16, group_size=8)
     with scratch_directory() as directory, private_cluster(directory) as cluster:
         say(f"{trainer.steps} steps without a requeue")
-        straight = _run(cluster, _config(directory, "straight", trainer), notes_file(directory, "straight"), 0, say)
+        straight = _outcome(cluster, directory, "straight", trainer, 0, say)
         say(f"the same with {requeues} requeues")
-        cut = _run(cluster, _config(directory, "cut", trainer), notes_file(directory, "cut"), requeues, say)
-    return figures(requeues, straight, cut)
+        return figures(requeues, straight, _outcome(cluster, directory, "cut", trainer, requeues, say))
 
 
-def figures(requeues: int, straight: Outcome, cut: Outcome) -> list[Figure]:
+def _outcome(
+    cluster: NamespacedSlurm, directory: Path, name: str, trainer: TrainerConfig, requeues: int, say: Say
+) -> Outcome:
+    config = scripted_config(directory, name, trainer)
+    if requeues:
+        limit_attempts(config, _LEAD_S)
+    job = ClusterRun(cluster, config, MODULES)
+    cut(job, requeues, lambda run: len(read_steps(run)), say)
+    return Outcome.of(job.run, notes_file(directory, name))
+
+
+def figures(requeues: int, straight: Outcome, cut_up: Outcome) -> list[Figure]:
     against = "the same run without a requeue"
-    count = len(cut.ends) - 1
-    limit = sum("allocation ends" in reason for reason in cut.ends[:-1])
-    how = (
-        f"{count - limit} by `scontrol requeue`, {limit} at the time limit; {sum(straight.trained.values())} steps, "
-        f"{len(straight.done)} rollouts; scripted engine, counting trainer"
-    )
-    twice = sum(times - 1 for times in cut.trained.values())
+    count = len(cut_up.ends) - 1
+    how = f"{how_cut(cut_up.ends)}; {len(straight.done)} rollouts; scripted engine, counting trainer"
+    again = sum(times - 1 for times in cut_up.trained.values())
+    twice = sum(times - 1 for times in cut_up.recorded.values())
     return [
         Figure.at_least("requeues survived", count, requeues, "requeues", "asked for", how),
-        Figure.exactly("steps trained", len(cut.trained), len(straight.trained), "steps", against),
-        Figure.exactly("steps trained twice", twice, 0, "steps", against),
-        Figure.exactly("rollouts lost", len(straight.done - cut.done), 0, "rollouts", against),
-        Figure.exactly("rollouts not recorded", len(cut.done - {*cut.recorded}), 0, "rollouts", "trained on"),
-        Figure.exactly(
-            "rollouts recorded twice", sum(n - 1 for n in cut.recorded.values()), 0, "rollouts", "Parquet files"
-        ),
-        Figure.told("rollouts begun again", (cut.begun - straight.begun) / max(1, count), "a requeue", against),
+        Figure.exactly("steps trained", len(cut_up.trained), len(straight.trained), "steps", against),
+        Figure.exactly("steps trained twice", again, 0, "steps", against),
+        Figure.exactly("rollouts lost", len(straight.done - cut_up.done), 0, "rollouts", against),
+        Figure.exactly("rollouts not recorded", len(cut_up.done - {*cut_up.recorded}), 0, "rollouts", "trained on"),
+        Figure.exactly("rollouts recorded twice", twice, 0, "rollouts", "Parquet files"),
+        Figure.told("rollouts begun again", (cut_up.begun - straight.begun) / max(1, count), "a requeue", against),
     ]
-
-
-def _config(directory: Path, name: str, trainer: TrainerConfig) -> ProrlConfig:
-    config = scripted_config(directory, name, trainer)
-    config.cluster.time_minutes = _LIMIT_MINUTES if name == "cut" else _LONG_MINUTES
-    config.cluster.signal_lead_s = _LEAD_S
-    return config
-
-
-def _run(cluster: NamespacedSlurm, config: ProrlConfig, notes: Path, requeues: int, say: Say) -> Outcome:
-    job = ClusterRun(cluster, config, MODULES)
-    try:
-        for number in range(1, requeues + 1):
-            _cut(job, number, from_outside=number % 2 == 1)
-            say(f"requeue {number}: {len(read_steps(job.run))} steps done")
-        if requeues:
-            job.wait("the last attempt", lambda: job.run.newest_attempt > requeues, _ATTEMPT_S)
-            job.set_time_limit(_LONG_MINUTES)
-        job.wait("the end of the run", lambda: job.over, config.trainer.steps * 10.0 + _ATTEMPT_S, 0.5)
-    finally:
-        job.cancel()
-    return Outcome.of(job.run, notes)
-
-
-def _cut(job: ClusterRun, number: int, *, from_outside: bool) -> None:
-    """Have attempt ``number`` end: from outside after its first step, while the next one's rollouts are under way."""
-    attempt = job.attempt(number)
-
-    def stepped() -> bool:
-        return any(note.attempt == number for note in read_steps(job.run)) or _ended(attempt)
-
-    if from_outside:
-        job.wait(f"a step in attempt {number}", stepped, _ATTEMPT_S)
-        if not _ended(attempt):
-            job.requeue()
-    job.wait(f"the end of attempt {number}", lambda: _ended(attempt), _ATTEMPT_S)
-    if (ending := read_ending(attempt)) is not None and ending.ending is not Ending.SUSPENDED:
-        raise RunError(f"attempt {number} was to be suspended and is {ending.ending}: {ending.reason}")
-
-
-def _ended(attempt: RunDirectory) -> bool:
-    return attempt.newest_attempt > attempt.attempt or attempt.ending_file.exists()
-
-
-def _recorded(run: RunDirectory) -> Counter[str]:
-    files = sorted(run.rollouts.glob("*.parquet"))
-    rows = [row for file in files for row in pq.read_table(file, columns=["rollout_id", "status"]).to_pylist()]
-    return Counter(row["rollout_id"] for row in rows if row["status"] == "done")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prorl_hpc.bench import launch, launch_answers, launch_cluster, launch_watch
+from prorl_hpc.bench import launch, launch_answers, launch_cluster, launch_demo, launch_watch
 from prorl_hpc.bench.counting_trainer import StepNote, read_steps
 from prorl_hpc.bench.launch_marks import Marks, allocated_at, mark_line
 from prorl_hpc.bench.launch_requeues import Outcome, figures
@@ -18,8 +18,14 @@ from prorl_hpc.bench.noted_task import read_notes
 from prorl_hpc.bench.submit_run import with_modules
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchState, GroupOutcome, GroupResult
 from prorl_hpc.messages.codec import write_json
+from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.rollout import RolloutResult, Status
 from prorl_hpc.messages.status import Phase, ProcessState
+from prorl_hpc.observe.metrics import MetricsLog
+from prorl_hpc.observe.rollout_store import RolloutStore
+from prorl_hpc.slurm.endings import AttemptEnding, Ending, write_ending
 from prorl_hpc.slurm.plan import make_plan
 
 
@@ -27,11 +33,10 @@ def silent(words: str) -> None:
     """Nobody listens."""
 
 
-def test_the_verbs_load_nothing_heavy() -> None:
-    found = launch_answers.measure(1, silent)
-    loaded = [figure for figure in found if figure.unit == "modules"]
-    assert len(loaded) == 4
-    assert all(figure.holds for figure in loaded), [figure.detail for figure in loaded]
+@pytest.mark.parametrize("name", ["launch --help", "launch --dry-run", "launch cluster=slurm --dry-run", "status"])
+def test_the_verbs_load_nothing_heavy(name: str, tmp_path: Path) -> None:
+    launch_answers.furnish(tmp_path)
+    assert launch_answers.heavy_modules(launch_answers.verbs(tmp_path)[name], tmp_path) == []
 
 
 def test_heavy_modules_are_seen(tmp_path: Path) -> None:
@@ -49,11 +54,9 @@ def test_a_look_at_all_runs_is_one_call() -> None:
 
 def test_without_root_the_cluster_figures_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_cluster, "missing", lambda kind: f"{kind} nodes need root")
-    found = launch.measure(["start", "requeues"], True, silent)
-    assert [(figure.name, figure.value, figure.holds) for figure in found] == [
-        ("start", None, None),
-        ("requeues", None, None),
-    ]
+    parts = ["start", "requeues"]
+    found = launch.measure(parts, True, silent)
+    assert [(figure.name, figure.value, figure.holds) for figure in found] == [(part, None, None) for part in parts]
     assert all("namespaced nodes need root" in figure.detail for figure in found)
 
 
@@ -152,3 +155,38 @@ def test_steps_are_read_over_all_attempts(tmp_path: Path) -> None:
     assert read_steps(run) == []
     (run.path / "steps.jsonl").write_text('{"step":1,"attempt":1,"done":["a"],"not_done":[]}\n')
     assert read_steps(run) == [StepNote(1, 1, ["a"], [])]
+
+
+def demo_run(tmp_path: Path, endings: list[Ending]) -> RunDirectory:
+    """Two steps of two groups were ordered; the second's file lacks a group, and one rollout is in both."""
+    run = run_of(tmp_path)
+    for number, ending in enumerate(endings, start=1):
+        reason = "training is finished" if ending is Ending.FINISHED else "the allocation ends soon"
+        write_ending(run.begin_attempt(number), AttemptEnding(ending, reason, 0.0))
+    store = RolloutStore(run)
+    for step, groups in ((1, ["a", "b"]), (2, ["b"])):
+        rollouts = {name: RolloutResult(f"{name}.s0", name, 0, "t", Status.DONE, 1.0) for name in groups}
+        results = [GroupResult(name, i, GroupOutcome.ACCEPTED, [rollouts[name]]) for i, name in enumerate(groups)]
+        progress = BatchProgress(f"step-{step}", BatchState.DONE, 2, 2, 0, 0, 0, 2, 0, 2)
+        store.write_batch(f"step-{step}", BatchResult(progress, results, 1.0))
+        MetricsLog(run.metrics_file).append({"kind": "step", "step": step, "groups_accepted": 2})
+    return run
+
+
+def test_what_the_demonstration_lost_is_counted(tmp_path: Path) -> None:
+    run = demo_run(tmp_path, [Ending.SUSPENDED, Ending.FINISHED])
+    found = {figure.name.removeprefix("demo: "): figure.value for figure in launch_demo.figures(1, run)}
+    assert found == {
+        "requeues survived": 1,
+        "steps trained": 2,
+        "steps trained twice": 0,
+        "batches not whole": 1,
+        "rollouts failed": 0,
+        "rollouts recorded twice": 1,
+    }
+
+
+def test_a_run_that_did_not_finish_gives_no_figures(tmp_path: Path) -> None:
+    run = demo_run(tmp_path, [Ending.SUSPENDED, Ending.FAILED])
+    with pytest.raises(RunError, match="ended suspended, failed"):
+        launch_demo.figures(1, run)

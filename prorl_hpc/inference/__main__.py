@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 
 from prorl_hpc.inference.agent import InferenceAgent
 from prorl_hpc.inference.factory import make_engine
@@ -13,7 +12,7 @@ from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.control import CoordinatorToInference, ServerRef
 from prorl_hpc.messages.inference import WorkerToInference
 from prorl_hpc.messages.status import Phase
-from prorl_hpc.observe.process import Process, process_arguments, run_to_end, stop_event, unless_stopped
+from prorl_hpc.observe.process import Process, exit_at_once, process_arguments, run_to_end, stop_event, unless_stopped
 from prorl_hpc.slurm.plan import Plan
 from prorl_hpc.transport.addresses import node_address
 from prorl_hpc.transport.agent_line import AgentLine, find_coordinator
@@ -83,4 +82,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_at_once(main())

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from pathlib import Path
-from typing import NoReturn
 
 from prorl_hpc.config.model_directory import check_model_dir
 from prorl_hpc.messages.errors import ConfigError, ProrlError
 from prorl_hpc.messages.status import Phase
-from prorl_hpc.observe.process import Process, process_arguments
+from prorl_hpc.observe.process import Process, exit_at_once, process_arguments
 from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 from prorl_hpc.transport.addresses import node_address
@@ -132,13 +130,5 @@ def _host(process: Process) -> str:
     return "127.0.0.1" if single else node_address(process.config.cluster.interface)
 
 
-def end(code: int) -> NoReturn:
-    """Leave without the interpreter's teardown, which for torch and gigabytes of tensors takes longer than a stop may."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    end(main())
+    exit_at_once(main())

@@ -54,10 +54,10 @@ def main() -> None:
     run = RunDirectory(sys.argv[sys.argv.index("--run-dir") + 1])
     state = ProcessState("coordinator", "coordinator", "here", 1, Phase.READY)
     write_json(run.process_state("coordinator"), state)
-    from prorl_hpc.trainer.__main__ import end
+    from prorl_hpc.observe.process import exit_at_once
     from prorl_hpc.trainer.__main__ import main as trainer
 
-    end(trainer())
+    exit_at_once(trainer())
 
 
 if __name__ == "__main__":

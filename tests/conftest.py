@@ -21,6 +21,8 @@ def _cluster(kind: str, factory: pytest.TempPathFactory) -> Iterator[PrivateSlur
     directory = factory.mktemp(f"slurm-{kind}")
     command = [sys.executable, "-m", "prorl_hpc", "dev", "cluster", "start", str(directory)]
     command += ["--kind", kind, "--until-eof", *(word for path in shared for word in ("--share", str(path)))]
+    if kind == "namespaced":
+        command += ["--share-tmpfs", f"{factory.mktemp('small')}:8m"]  # a disk that tests can fill
     # It stops when its standard input closes, however this session ends.
     leash = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert leash.stdin is not None and leash.stdout is not None

@@ -188,7 +188,8 @@ class JobLauncher:
             if step.process.poll() is None or rank in self._lost:
                 continue
             since = self._ended.setdefault(rank, time.monotonic())
-            silent = read_node_end(self._run, rank) is None and time.monotonic() - since > LOST_GRACE_S
+            over = time.monotonic() - since > LOST_GRACE_S or step.log_says_node_failed
+            silent = over and read_node_end(self._run, rank) is None
             if silent and (decided := self._lose(step)):
                 return decided
         return None
@@ -246,8 +247,9 @@ class JobLauncher:
         settings = self._config.run
         limit_s = max(settings.stop_timeout_s + (order.drain_s if order else 0.0), order.limit_s if order else 0.0)
         deadline = time.monotonic() + limit_s + NODE_MARGIN_S
-        if self._unrecorded is not None:  # no mark tells them
-            for step in self._running():
+        up = set() if self._unrecorded is not None else self._names()
+        for step in self._running():
+            if f"node-{step.node.rank}.up" not in up:  # no supervisor that would see the mark, or no mark
                 step.end()
         for end in (Step.end, Step.kill, Step.abandon):
             while self._running() and time.monotonic() < deadline:
@@ -265,7 +267,10 @@ class JobLauncher:
         # After SIGTERM it is for Slurm to start the job again, or not.
         wanted = self._to_go_on and ending is Ending.SUSPENDED and signal.SIGTERM not in self._signals.seen
         wanted = wanted and self._config.cluster.requeue
-        lost = list(self._lost.values())
+        failed = [s.node.host for s in self._steps if s.node.rank not in self._lost and s.log_says_node_failed]
+        if failed:  # Slurm ended the whole job for it, and somebody was quicker to say so
+            reason = f"{reason}; Slurm says that {', '.join(failed)} failed"
+        lost = [*self._lost.values(), *failed]
         record = conclude_job(self._run, self._plan, self._job_id, ending, reason, lost, wanted=wanted)
         if record.ending is Ending.FAILED:
             raise RunError(str(self._unrecorded or read_failure(self._run) or record.reason))

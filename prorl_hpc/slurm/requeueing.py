@@ -33,7 +33,7 @@ def conclude_job(
     record = conclude(run, plan, ending, reason, job_id, lost_nodes, goes_on=wanted)
     if not record.goes_on:
         return record
-    refusal = requeue_job(job_id)
+    refusal = requeue_job(run, job_id)
     if not refusal:
         log.info("the job is back in the queue and goes on as attempt %d", run.attempt + 1)
         return record
@@ -41,11 +41,13 @@ def conclude_job(
     return conclude(run, plan, ending, f"{reason}; scontrol requeue said: {refusal}", job_id, lost_nodes)
 
 
-def requeue_job(job_id: str) -> str:
+def requeue_job(run: RunDirectory, job_id: str) -> str:
     """Put the job back into the queue; returns what Slurm has against it, or nothing. Its processes are signalled. A
-    controller that does not answer is asked again."""
+    controller that does not answer is asked again, unless the next attempt has begun meanwhile: it would be ended."""
     said = ""
     for left in reversed(range(TRIES)):
+        if run.newest_attempt > run.attempt:
+            return f"attempt {run.newest_attempt} has begun already"
         said, final = _ask_to_requeue(job_id)
         if final or not left:
             break

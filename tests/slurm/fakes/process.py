@@ -3,11 +3,11 @@ the environment variable FAKE_ACTS.
 
 {"worker-0": {"ready_after": 0.1, "exit_after": 0.5, "code": 3, "says": "…", "finish": true, "deaf": true,
               "grandchild": true, "never_ready": true, "dump_environment": true, "sleeper": true, "killed": true,
-              "deaths": 1, "finish_after_starts": {"worker-0": 2}}}
+              "deaths": 1, "finish_after_starts": {"worker-0": 2}, "exit_when": "go", "exit_in_attempt": 3}}
 
 ``deaths``: only the first so many starts exit. ``killed``: SIGKILL in place of an exit. ``sleeper``: a child in the
 process's own group. ``drain_after``: seconds that a coordinator takes
-to drain. Each start leaves a line in logs/<name>.starts: the attempt and the process id.
+to drain. ``exit_when``: a file of the run directory. Each start leaves a line in logs/<name>.starts: the attempt and the process id.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ def main() -> None:
         if draining and time.monotonic() - draining[0] >= acts.get("drain_after", 0.0):
             process.run.drained_marker.touch()
         if "exit_after" in acts and time.monotonic() - begun > acts["exit_after"]:
+            break
+        if "exit_when" in acts and (process.run.path / acts["exit_when"]).exists():
+            break
+        if process.run.attempt >= acts.get("exit_in_attempt", 1_000_000):
             break
         time.sleep(0.02)
     else:

@@ -15,7 +15,6 @@ from typing import Any
 import prorl_hpc
 from prorl_hpc.config.store import conf_dir, user_conf_dirs
 
-
 _MOST_FILES = 100
 
 

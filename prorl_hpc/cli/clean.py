@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from prorl_hpc.cli.run_choice import add_run_argument, chosen_run, known_runs
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError, filled_in
@@ -108,13 +109,13 @@ def _named(item: Leftover) -> str:
 
 def _runtime_root(run: RunDirectory) -> str:
     """run.runtime_root of its config as it is stored, which need not be one of this version."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    import msgspec
 
     try:
-        return str(OmegaConf.select(OmegaConf.load(run.config_file), "run.runtime_root") or "")
-    except (OSError, ValueError, OmegaConfBaseException):
+        stored = msgspec.yaml.decode(run.config_file.read_bytes(), type=dict[str, dict[str, Any]])
+    except (OSError, msgspec.MsgspecError):
         return ""
+    return str(stored.get("run", {}).get("runtime_root", ""))
 
 
 def _size_gib(path: Path) -> float:

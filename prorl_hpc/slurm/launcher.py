@@ -63,10 +63,16 @@ def launch_attempt(run_dir: str, first_attempt: int) -> None:
     )
     fence_earlier_attempts(run)
     log.info("attempt %d of %s", attempt, run.path)
+    try:
+        config = run.load_config()
+    except ValueError as error:  # edited by hand since, perhaps
+        record_failure(run, RunFailure("the launcher", node_name(), f"could not begin: {error}"))
+        conclude(run, plan, Ending.FAILED, str(error), os.environ.get("SLURM_JOB_ID", "") if on_slurm else "")
+        raise RunError(str(error)) from error
     if on_slurm:
-        JobLauncher(run, run.load_config(), plan, os.environ["SLURM_JOB_ID"]).run()
+        JobLauncher(run, config, plan, os.environ["SLURM_JOB_ID"]).run()
     else:
-        launch_here(run, run.load_config(), plan)
+        launch_here(run, config, plan)
 
 
 def launch_here(run: RunDirectory, config: ProrlConfig, plan: Plan) -> None:

@@ -224,14 +224,18 @@ class NodeSupervisor:
     def _look_who_is_ready(self) -> None:
         for child in self._children:
             if not child.ready:
-                state = read_json(self._run.process_state(child.name), ProcessState)
-                fresh = state is not None and state.start_token == child.token
-                child.ready = fresh and state is not None and state.phase is Phase.READY
+                state = self._state_of(child)
+                child.ready = state is not None and state.phase is Phase.READY
                 if child.ready:
                     log.info("%s is ready", child.name)
         if self._on_ready is not None and all(child.ready for child in self._children):
             self._on_ready()
             self._on_ready = None
+
+    def _state_of(self, child: Child) -> ProcessState | None:
+        """What it said of itself since this start of it."""
+        state = read_json(self._run.process_state(child.name), ProcessState)
+        return state if state is not None and state.start_token == child.token else None
 
     def _late(self) -> list[Child]:
         """Those that should have been ready by now."""
@@ -263,9 +267,8 @@ class NodeSupervisor:
         """Names all that did not come up; the last lines are those of the first."""
         doing = []
         for child in late:
-            state = read_json(self._run.process_state(child.name), ProcessState)
-            detail = state.detail if state is not None and state.start_token == child.token else ""
-            doing.append(f"{child.name} ({detail or 'starting'})")
+            state = self._state_of(child)
+            doing.append(f"{child.name} ({(state.detail if state is not None else '') or 'starting'})")
         what = (
             f"was not ready after {self._config.run.start_timeout_s:.0f} s (run.start_timeout_s); "
             f"not ready on this node: {', '.join(doing)}"
@@ -301,9 +304,11 @@ class NodeSupervisor:
 
     def _drain(self, seconds: float) -> None:
         """The trainer saves and goes; no rollout is started, and those under way may end. A signal cuts it short."""
-        for role, number in (("trainer", signal.SIGTERM), ("coordinator", signal.SIGUSR1)):
-            for child in self._of(role):
-                child.send(number)
+        for child in self._of("trainer"):
+            child.send(signal.SIGTERM)
+        for child in self._of("coordinator"):
+            if self._state_of(child) is not None:  # else it would be killed; it sees the order when it begins to serve
+                child.send(signal.SIGUSR1)
         drained = self._run.drained_marker.name
         self._wait_while(
             lambda: drained not in self._marks() and not _ENDING_SIGNALS & {*self._signals.take()}, seconds

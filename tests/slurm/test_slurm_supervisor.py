@@ -153,3 +153,15 @@ def test_the_processes_die_with_their_supervisor(tmp_path: Path) -> None:
     assert job.wait(15)
     assert processes_of(run) == []
     assert read_failure(run) is None  # nobody was left to write it: launch says that the job ended without a word
+
+
+def test_settings_that_do_not_load_are_a_named_failure(tmp_path: Path) -> None:
+    config = fake_config(tmp_path)
+    run = fake_run(config, {})
+    run.config_file.write_text("run: {name: [}")
+    job = submit(run, config, fake_plan(config))
+    assert job.wait(30)
+    failure, ending = read_failure(run), read_ending(run)
+    assert failure is not None and ending is not None
+    assert "config.yaml" in failure.what
+    assert ending.ending is Ending.FAILED

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 from fakes.runs import fake_config, fake_run, processes_of
 
 from prorl_hpc.config.run_directory import RunDirectory
@@ -26,7 +27,7 @@ from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.private.namespaced import NamespacedSlurm
 
 T = TypeVar("T")
-PATIENCE_S = 90.0
+PATIENCE_S = 120.0
 """The machine may be busy; nothing takes a tenth of that on a quiet one, but what waits for Slurm's own limits."""
 
 
@@ -154,11 +155,29 @@ class FaultySite:
         return config
 
     def submit(self, config: ProrlConfig, acts: dict[str, dict[str, Any]], *words: str) -> SiteJob:
-        run = fake_run(config, acts)
-        path = str(run.path).removeprefix(self._elsewhere)
-        done = self.cluster.run([sys.executable, "-m", "fakes.submitting", path, *words], PATIENCE_S)
+        return self.submit_again(fake_run(config, acts), *words)
+
+    def submit_again(self, run: RunDirectory, *words: str) -> SiteJob:
+        """The next attempt as a job of its own."""
+        done = self.cluster.run([sys.executable, "-m", "fakes.submitting", self.there(run), *words], PATIENCE_S)
         assert done.returncode == 0, done.stdout + done.stderr
         return SiteJob(self, run, done.stdout.split()[-1])
+
+    def there(self, run: RunDirectory) -> str:
+        """The run directory's path on the nodes."""
+        return str(run.path).removeprefix(self._elsewhere)
+
+    @contextmanager
+    def small_disk_full(self) -> Iterator[None]:
+        """Not a byte is left on it meanwhile."""
+        file = self.small / "filler"
+        try:
+            with file.open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
+                while True:
+                    filler.write(bytes(4096))
+            yield
+        finally:
+            file.unlink()
 
     def slurm(self, *words: str) -> str:
         """What a Slurm command says, on the login node."""

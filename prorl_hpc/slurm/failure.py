@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 
 import msgspec
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.slurm.marks import make_mark, read_mark
+
+log = logging.getLogger(__name__)
 
 
 class RunFailure(msgspec.Struct, frozen=True):
@@ -43,3 +47,30 @@ def read_failure(run: RunDirectory) -> RunFailure | None:
         where = f"it could not be written down: is the disk of {run.path} full?"
         return RunFailure("a process", "", f"failed, and {found or where} Look into {run.logs}")
     return found
+
+
+class FailureTeller:
+    """Records a failure of the attempt, and keeps it where that is not possible."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self.unrecorded: RunFailure | None = None
+        """The failure that could not be written into the run directory."""
+
+    def tell(self, failure: RunFailure) -> None:
+        """Raises nothing: the end must go on."""
+        try:
+            if record_failure(self._run, failure):
+                log.error("%s", failure)
+        except OSError as error:
+            log.error("%s (and that could not be recorded: %s)", failure, error)
+            print(f"{failure}\n(this could not be recorded: {error})", file=sys.stderr)
+            self.unrecorded = failure
+
+    def told(self) -> RunFailure | None:
+        """The failure that holds."""
+        return self.unrecorded or read_failure(self._run)
+
+    def headline(self) -> str:
+        failure = self.told()
+        return failure.headline if failure is not None else "a process failed"

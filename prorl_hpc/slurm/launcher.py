@@ -25,7 +25,7 @@ from prorl_hpc.slurm.attempt_record import conclude
 from prorl_hpc.slurm.children import tail
 from prorl_hpc.slurm.earlier_attempts import fence_earlier_attempts, why_not_go_on
 from prorl_hpc.slurm.endings import Ending, StopOrder, lost_mark, order_stop, read_node_end, read_stop
-from prorl_hpc.slurm.failure import RunFailure, read_failure, record_failure
+from prorl_hpc.slurm.failure import FailureTeller, RunFailure, read_failure, record_failure
 from prorl_hpc.slurm.launcher_watch import LauncherBeat
 from prorl_hpc.slurm.losses import what_a_loss_means
 from prorl_hpc.slurm.node import NodeSupervisor
@@ -98,7 +98,7 @@ class JobLauncher:
         self._cleaners: list[Step] = []
         self._ended: dict[int, float] = {}
         self._lost: dict[int, str] = {}
-        self._unrecorded: RunFailure | None = None
+        self._failures = FailureTeller(run)
         self._beat = LauncherBeat(run)
         self._signals = SignalPipe((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD))
         self._clock = AllocationClock(job_id, config.cluster.signal_lead_s)
@@ -146,7 +146,7 @@ class JobLauncher:
     def _marked(self) -> tuple[Ending, str] | None:
         names = self._names()
         if self._run.failure_file.name in names:
-            return Ending.FAILED, self._failure_line()
+            return Ending.FAILED, self._failures.headline()
         if self._run.finished_marker.name in names:
             return Ending.FINISHED, "training is finished"
         if self._run.stop_marker.name in names and (order := read_stop(self._run)) is not None:
@@ -156,10 +156,6 @@ class JobLauncher:
     def _names(self) -> set[str]:
         """What lies in state/: a listing is fresh on NFS, where exists() may answer from a cache."""
         return {path.name for path in self._run.state.iterdir()}
-
-    def _failure_line(self) -> str:
-        failure = self._unrecorded or read_failure(self._run)
-        return failure.headline if failure is not None else "a process failed"
 
     def _signalled(self) -> tuple[Ending, str] | None:
         """SIGUSR2 announces the allocation's end; SIGTERM may be scancel, preemption or a requeue: it says not which."""
@@ -237,13 +233,8 @@ class JobLauncher:
         return self._failed(RunFailure("srun", late[0].host, what, None, lines))
 
     def _failed(self, failure: RunFailure) -> tuple[Ending, str]:
-        try:
-            if record_failure(self._run, failure):
-                log.error("%s", failure)
-        except OSError as error:
-            log.error("%s (and that could not be recorded: %s)", failure, error)
-            self._unrecorded = failure
-        return Ending.FAILED, self._failure_line()
+        self._failures.tell(failure)
+        return Ending.FAILED, self._failures.headline()
 
     # --- the end ---
 
@@ -253,7 +244,7 @@ class JobLauncher:
         settings = self._config.run
         limit_s = max(settings.stop_timeout_s + (order.drain_s if order else 0.0), order.limit_s if order else 0.0)
         deadline = time.monotonic() + limit_s + NODE_MARGIN_S
-        up = set() if self._unrecorded is not None else self._names()
+        up = set() if self._failures.unrecorded is not None else self._names()
         for step in self._running():
             if f"node-{step.node.rank}.up" not in up:  # no supervisor that would see the mark, or no mark
                 step.end()
@@ -279,4 +270,4 @@ class JobLauncher:
         lost = [*self._lost.values(), *failed]
         record = conclude_job(self._run, self._plan, self._job_id, ending, reason, lost, wanted=wanted)
         if record.ending is Ending.FAILED:
-            raise RunError(str(self._unrecorded or read_failure(self._run) or record.reason))
+            raise RunError(str(self._failures.told() or record.reason))

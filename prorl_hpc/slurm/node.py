@@ -43,7 +43,7 @@ from prorl_hpc.slurm.endings import (
     read_stop,
 )
 from prorl_hpc.slurm.environment import after_setup, child_environment
-from prorl_hpc.slurm.failure import RunFailure, read_failure, record_failure
+from prorl_hpc.slurm.failure import FailureTeller, RunFailure
 from prorl_hpc.slurm.gpus import split_gpus, visible_gpus
 from prorl_hpc.slurm.launcher_watch import LauncherWatch, end_in_its_place
 from prorl_hpc.slurm.plan import Plan, ProcessPlan
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
         raise RunError(f"{run.plan_file} is missing: this run directory was not made by launch")
     supervisor = NodeSupervisor(run, run.load_config(), plan, int(rank))
     supervisor.run()
-    return 0 if supervisor.unrecorded is None else 1
+    return 0 if supervisor.failures.unrecorded is None else 1
 
 
 class NodeSupervisor:
@@ -101,8 +101,7 @@ class NodeSupervisor:
         self._order: StopOrder | None = None
         self._launcher = LauncherWatch(run, config.rollout.lost_after_s)
         self._in_its_place: PlacedNode | None = None
-        self.unrecorded: RunFailure | None = None
-        """The failure that could not be written into the run directory."""
+        self.failures = FailureTeller(run)
         self._on_ready = on_ready
 
     def run(self) -> tuple[Ending, str]:
@@ -180,7 +179,7 @@ class NodeSupervisor:
     def _seen_ending(self) -> tuple[Ending, str] | None:
         marks = self._marks()
         if self._run.failure_file.name in marks:
-            return Ending.FAILED, self._failure_line()
+            return Ending.FAILED, self.failures.headline()
         if self._run.finished_marker.name in marks:
             return Ending.FINISHED, "training is finished"
         if lost_mark(self._run, self._rank).name in marks:
@@ -245,17 +244,8 @@ class NodeSupervisor:
     # --- failure ---
 
     def _failed(self, failure: RunFailure) -> tuple[Ending, str]:
-        try:
-            if record_failure(self._run, failure):
-                log.error("%s", failure)
-        except OSError as error:
-            print(f"{failure}\n(this could not be recorded: {error})", file=sys.stderr)
-            self.unrecorded = failure
-        return Ending.FAILED, self._failure_line()
-
-    def _failure_line(self) -> str:
-        failure = self.unrecorded or read_failure(self._run)
-        return failure.headline if failure is not None else "a process failed"
+        self.failures.tell(failure)
+        return Ending.FAILED, self.failures.headline()
 
     def _death(self, child: Child) -> RunFailure:
         what = child.death + self._restarts.used_up(child)

@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,11 +158,12 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def allocation_end(job_id: str) -> float | None:
-    """When Slurm will end the job, in seconds since the epoch; None if it does not say."""
+    """When Slurm will end the first of the job's components, in seconds since the epoch; None if it does not say."""
+    command = ["squeue", "-h", "-j", job_id, "-o", "%e"]
+    environ = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # whatever form the site or the user has chosen
     try:
-        command = ["squeue", "-h", "-j", job_id, "-o", "%e"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.split()
-        return time.mktime(time.strptime(said[0], "%Y-%m-%dT%H:%M:%S")) if said else None
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, env=environ).stdout.split()
+        return min(map(float, said), default=None)
     except (ValueError, OSError, subprocess.TimeoutExpired):
         return None
 

@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import sys
+import time
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from prorl_hpc.config.run_directory import RunDirectory
@@ -32,6 +34,8 @@ from prorl_hpc.transport.keys import RunKeys
 
 log = logging.getLogger(__name__)
 
+HAND_OVER_S, HAND_OVER_LOOK_S = 120.0, 2.0
+"""How long the coordinator of a new attempt waits for that of an earlier one to give up the journal."""
 DRAIN = signal.SIGUSR1
 """Start no rollout any more: the attempt is about to end."""
 
@@ -52,7 +56,11 @@ async def serve(process: Process) -> None:
     own_trainer = any(planned.role == "trainer" for planned in plan.processes)
     keepsakes = Keepsakes(run.keepsakes_file, epoch, attempt, own_trainer=own_trainer)
     limits = ShelfLimits(kept_batches=ShelfLimits.kept_batches + 2 * config.trainer.checkpoint_every)
-    journal = await Journal.open(run.journal_file, epoch=epoch, attempt=attempt, store=store, limits=limits)
+
+    def open_journal() -> Awaitable[Journal]:
+        return Journal.open(run.journal_file, epoch=epoch, attempt=attempt, store=store, limits=limits)
+
+    journal = await when_given_up(open_journal, attempt, lambda detail: process.say(Phase.STARTING, detail))
     door: RouterDoor[AgentToCoordinator] = RouterDoor(
         AgentToCoordinator, keys, process.runtime_dir / "coordinator.zmq", None if plan.single_node else address
     )
@@ -94,6 +102,24 @@ async def serve(process: Process) -> None:
     finally:
         door.close()
         await journal.close(goes_on=not run.finished_marker.exists())
+
+
+async def when_given_up(
+    open_journal: Callable[[], Awaitable[Journal]], attempt: int, say: Callable[[str], None]
+) -> Journal:
+    """The journal, as soon as an earlier attempt's coordinator has given it up: on a node that was lost it may still be
+    ending, and a file server keeps the lock of one that is gone for a while. Raises JournalInUse after HAND_OVER_S, and
+    at once for a rival in this attempt."""
+    deadline = time.monotonic() + HAND_OVER_S
+    while True:
+        try:
+            return await open_journal()
+        except JournalInUse as error:
+            if not 0 < error.attempt < attempt or time.monotonic() > deadline:
+                raise
+            say(f"waiting for attempt {error.attempt} to give up the journal")
+            log.warning("%s; it is of attempt %d: trying again", error, error.attempt)
+            await asyncio.sleep(HAND_OVER_LOOK_S)
 
 
 def main() -> int:

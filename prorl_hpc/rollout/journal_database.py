@@ -62,7 +62,11 @@ ALTER TABLE attempts ADD COLUMN spared INTEGER NOT NULL DEFAULT 0;
 
 
 class JournalInUse(RunError):
-    """Another process has the journal open."""
+    """Another process has the journal open. ``attempt``: whose coordinator it is, 0 if that is not known."""
+
+    def __init__(self, message: str, attempt: int = 0) -> None:
+        super().__init__(message)
+        self.attempt = attempt
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -71,6 +75,7 @@ class Holder(msgspec.Struct, frozen=True):
     pid: int
     node: str
     since: float
+    attempt: int = 0
 
 
 @dataclass
@@ -96,13 +101,13 @@ def open_database(path: Path, token: str, attempt: int, node: str) -> Database:
         connection = _connect(path)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") in ("SQLITE_BUSY", "SQLITE_LOCKED"):
-            raise JournalInUse(_held(path)) from error
+            raise _in_use(path) from error
         raise RunError(f"the journal {path} cannot be opened: {error}{remedy(error)}") from error
     except OSError as error:
         raise RunError(f"the journal {path} cannot be created: {error}") from error
     try:
         _make_tables(connection, path)
-        write_json(holder_file(path), Holder(os.getpid(), node, time.time()))
+        write_json(holder_file(path), Holder(os.getpid(), node, time.time(), attempt))
         epoch, cut_off = _begin_epoch(connection, token, attempt)
         (newest,) = connection.execute(
             "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'results'"
@@ -157,13 +162,14 @@ def remedy(error: Exception) -> str:
     return ". Free space in the run directory, then resume" if isinstance(error, sqlite3.Error | OSError) else ""
 
 
-def _held(path: Path) -> str:
+def _in_use(path: Path) -> JournalInUse:
     try:
         holder = msgspec.json.decode(holder_file(path).read_bytes(), type=Holder)
     except (OSError, msgspec.DecodeError):
-        return f"the journal {path} is in use by another process: end that first"
+        return JournalInUse(f"the journal {path} is in use by another process: end that first")
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-    return f"the journal {path} is in use by process {holder.pid} on {holder.node} since {since}: end that first"
+    who = f"process {holder.pid} on {holder.node} since {since}"
+    return JournalInUse(f"the journal {path} is in use by {who}: end that first", holder.attempt)
 
 
 def _make_tables(connection: sqlite3.Connection, path: Path) -> None:

@@ -19,8 +19,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
-from prorl_hpc.cli.composition_errors import blamed_override, explain
+from prorl_hpc.cli.composition_errors import blamed_override, explain_all
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.store import conf_dir, register, to_config, user_conf_dirs
 from prorl_hpc.messages.errors import ConfigError
@@ -60,13 +61,13 @@ def compose_all(arguments: list[str], own_flags: tuple[str, ...] = ()) -> list[C
     which print. Raises ConfigError that tells all that is wrong; ``own_flags`` are those of the verb."""
     _check_flags(arguments, own_flags)
     _check_directories(arguments)
-    left, errors = _flags_first(arguments), list[str]()
+    left, errors, own_dir = _flags_first(arguments), list[str](), _config_dir(arguments)
     for _ in range(_MOST_ERRORS):
         try:
             composed = _compose(left)
-        except (HydraException, OmegaConfBaseException, MissingConfigException) as error:
-            errors.append(explain(error))
-            blamed = blamed_override(error, left)
+        except (HydraException, OmegaConfBaseException, MissingConfigException, YAMLError) as error:
+            errors += explain_all(error, own_dir)
+            blamed = blamed_override(error, left, own_dir)
             if blamed is None:
                 break
             left.remove(blamed)  # what else is wrong shows without it

@@ -6,11 +6,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from prorl_hpc.cli.composition_files import file_at_fault, file_problems
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.store import conf_dir, user_conf_dirs
 
@@ -34,8 +36,18 @@ def explain(error: Exception) -> str:
     return f"{key}: {reason}" if key else reason
 
 
-def blamed_override(error: Exception, arguments: list[str]) -> str | None:
+def explain_all(error: Exception, own_dir: Path | None) -> list[str]:
+    """``explain``; of an error in a file of a group, all that is wrong in that file. ``own_dir``: that of
+    ``--config-dir``."""
+    fault = file_at_fault(error, own_dir)
+    return [explain(error)] if fault is None else file_problems(error, *fault, explain)
+
+
+def blamed_override(error: Exception, arguments: list[str], own_dir: Path | None = None) -> str | None:
     """The word of the command line that ``error`` is about; None if none can be named."""
+    if (fault := file_at_fault(error, own_dir)) is not None:
+        group, file = fault
+        return next((word for word in arguments if _name(word) == group and file.stem in word.partition("=")[2]), None)
     if isinstance(error, OverrideParseException):
         return next((word for word in arguments if word == error.override), None)
     if isinstance(error, MissingConfigException):
@@ -57,7 +69,7 @@ def _name(override: str) -> str:
 
 
 def _cause(error: Exception) -> BaseException | None:
-    return error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    return error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__
 
 
 def _key(error: Exception) -> str:
@@ -82,7 +94,7 @@ def _explain_key(key: str) -> str:
     """An unknown setting, with the nearest known ones."""
     parent = key.rpartition(".")[0]
     if parent in _open_dicts():
-        return f"{key} is new: {parent} takes any name, written with a plus: +{key}=…"
+        return f"{key} is new: {parent} takes any name, written with a plus: '+{key}=…'"
     known = list(setting_names(ProrlConfig()))
     last = key.rpartition(".")[2]
     beside = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]

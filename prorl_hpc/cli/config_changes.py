@@ -38,8 +38,9 @@ _FIXED = {"run.root": "the run stays in its directory", "run.name": "the run kee
 _HARMFUL = ("run.seed", "engine.kind", "engine.dtype", "engine.outside")
 
 
-def with_overrides(config: ProrlConfig, words: list[str]) -> ProrlConfig:
-    """``config`` with ``name=value`` words as Hydra writes them. Raises ConfigError that tells all that is wrong."""
+def with_overrides(config: ProrlConfig, words: list[str]) -> tuple[ProrlConfig, list[str]]:
+    """``config`` with those of the ``name=value`` words, as Hydra writes them, that can be; and what is wrong with the
+    others, so that all of it can be told at once."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -56,13 +57,9 @@ def with_overrides(config: ProrlConfig, words: list[str]) -> ProrlConfig:
             errors.append(explain(error))
         except ConfigError as error:
             errors.append(str(error))
-    if errors:
-        raise ConfigError(
-            errors[0] if len(errors) == 1 else "\n  - ".join([f"{len(errors)} things are wrong:", *errors])
-        )
     values = OmegaConf.to_container(changed, resolve=True)
     assert isinstance(values, dict)
-    return to_config({str(key): value for key, value in values.items()})
+    return to_config({str(key): value for key, value in values.items()}), errors
 
 
 def _apply(config: DictConfig, key: str, value: Any, word: str, *, add: bool, delete: bool) -> None:
@@ -86,7 +83,7 @@ def _apply(config: DictConfig, key: str, value: Any, word: str, *, add: bool, de
             del node[last]
     elif is_open and last not in node:
         if not add:
-            raise ConfigError(f"{key} is new: {parent} takes any name, written with a plus: +{key}=…")
+            raise ConfigError(f"{key} is new: {parent} takes any name, written with a plus: '+{key}=…'")
         with open_dict(node):
             node[last] = value
     else:

@@ -42,17 +42,18 @@ def main(argv: list[str]) -> int:
     run = chosen_run(given)
     _check_over(run)
     old = run.load_config()
-    new = with_absolute_paths(with_overrides(old, overrides))
+    changed, wrong = with_overrides(old, overrides)
+    new = with_absolute_paths(changed)
     changes = changed_settings(old, new)
-    if run_state(run).word == FINISHED and new.trainer.steps <= int(last_step(run).get("step", old.trainer.steps)):
+    no_more = new.trainer.steps <= int(last_step(run).get("step", old.trainer.steps))
+    if not wrong and no_more and run_state(run).word == FINISHED:
         print(
             f"{run.run_id} is finished: there is nothing to go on with, unless with more steps (trainer.steps="
             f"{2 * new.trainer.steps}). Its report: {run.report_file}"
         )
         return 0
-    if not args.fresh:
-        _check_changes(changes)
-    if errors := [*validate(new), *preflight(new)]:
+    wrong += [] if args.fresh else _harm(changes)
+    if errors := [*wrong, *validate(new), *preflight(new)]:
         print("\n".join(["The run cannot go on:", *(f"  - {error}" for error in errors)]), file=sys.stderr)
         return 2
     for name, (before, after) in changes.items():
@@ -88,15 +89,17 @@ def _check_over(run: RunDirectory) -> None:
         raise RunError(f"{run.path} still runs as {job} ({state.word}): stop it first with `prorl-hpc stop {run.path}`")
 
 
-def _check_changes(changes: Iterable[str]) -> None:
+def _harm(changes: Iterable[str]) -> list[str]:
+    """What would become wrong by those that need --fresh."""
     harmful = [name for name in changes if needs_fresh(name)]
-    if harmful:
-        raise ConfigError(
-            f"{', '.join(harmful)} decide{'s' if len(harmful) == 1 else ''} what is ordered of the rollout service, and "
-            "this run has orders that are recorded with the old value: give --fresh too, which gives up what is recorded "
-            "of open orders (weights, optimizer and finished steps stay), or launch a new run. Without it can be changed: "
-            f"{', '.join(HARMLESS)}"
-        )
+    if not harmful:
+        return []
+    return [
+        f"{', '.join(harmful)} decide{'s' if len(harmful) == 1 else ''} what is ordered of the rollout service, and "
+        "this run has orders that are recorded with the old value: give --fresh too, which gives up what is recorded "
+        "of open orders (weights, optimizer and finished steps stay), or launch a new run. Without it can be changed: "
+        f"{', '.join(HARMLESS)}"
+    ]
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from rich.text import Text
 from prorl_hpc.cli.run_list import STYLE
 from prorl_hpc.cli.run_rows import RunRow
 from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.observe.attempts import AttemptStory, attempt_stories
 from prorl_hpc.observe.display import render
 from prorl_hpc.observe.snapshot import Snapshot, SnapshotReader
 from prorl_hpc.observe.wording import clock
@@ -24,51 +24,6 @@ from prorl_hpc.slurm.run_states import RunState
 
 _SHOWN_ATTEMPTS = 8
 _SHOWN_ENDS = 12
-
-
-@dataclass(frozen=True)
-class AttemptTold:
-    """One attempt: when it was placed on its nodes and when it ended, seconds since the epoch; None: not (yet)."""
-
-    number: int
-    begun: float | None
-    ending: AttemptEnding | None
-
-    @classmethod
-    def of(cls, run: RunDirectory) -> AttemptTold:
-        try:
-            begun: float | None = run.placement_file.stat().st_mtime
-        except OSError:
-            begun = None
-        return cls(run.attempt, begun, _readable_ending(run))
-
-    @property
-    def seconds(self) -> float | None:
-        if self.begun is None or self.ending is None:
-            return None
-        return max(0.0, self.ending.time - self.begun)
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        end = self.ending
-        return {
-            "attempt": self.number,
-            "begun": self.begun,
-            "ended": end and end.time,
-            "seconds": self.seconds,
-            "ending": end and end.ending.value,
-            "reason": end.reason if end else "",
-            "goes_on": bool(end and end.goes_on),
-            "job": end.job if end else "",
-            "exit_code": end and end.exit_code,
-            "steps": end.steps if end else None,
-            "rollouts": end.rollouts if end else None,
-            "lost_nodes": end.lost_nodes if end else [],
-        }
-
-
-def attempts_of(run: RunDirectory) -> list[AttemptTold]:
-    return [AttemptTold.of(attempt) for attempt in run.all_attempts()]
 
 
 def process_ends(run: RunDirectory) -> list[ProcessEnd]:
@@ -94,8 +49,8 @@ def detail_view(run: RunDirectory, state: RunState) -> RenderableType:
     snapshot = SnapshotReader(run).read()
     elapsed = time.time() - state.job.record.submitted if state.job else 0.0
     parts: list[RenderableType] = [render(run.run_id, snapshot, elapsed), state_line(run, state)]
-    attempts = attempts_of(run)
-    if len(attempts) > 1 or (attempts and attempts[0].ending):
+    attempts = attempt_stories(run, living=state.living)
+    if len(attempts) > 1 or any(attempt.ending or attempt.lost_nodes for attempt in attempts):
         parts.append(_attempt_table(attempts))
     if ends := process_ends(run):
         parts.append(_end_table(ends))
@@ -136,7 +91,8 @@ def detail_json(run: RunDirectory, state: RunState) -> dict[str, Any]:
         "processes": {p.name: {"node": p.node, "phase": p.phase, "detail": p.detail} for p in snapshot.processes},
         "restarts": [str(restart) for restart in snapshot.restarts],
         **_service_json(snapshot),
-        "attempts": [attempt.as_json for attempt in attempts_of(run)],
+        "attempts": [attempt.as_json for attempt in attempt_stories(run, living=state.living)],
+        "lost_nodes": [node.host for node in snapshot.lost],
         "process_ends": [msgspec.structs.asdict(end) for end in process_ends(run)],
         "failure": failure and msgspec.structs.asdict(failure),
     }
@@ -150,7 +106,7 @@ def _service_json(snapshot: Snapshot) -> dict[str, Any]:
     return {"paused": service.paused, "draining": draining + [s.server_id for s in service.servers if s.draining]}
 
 
-def _attempt_table(attempts: list[AttemptTold]) -> Table:
+def _attempt_table(attempts: list[AttemptStory]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("attempt", "begun", "took", "ending"):
         table.add_column(column, no_wrap=True)
@@ -158,15 +114,21 @@ def _attempt_table(attempts: list[AttemptTold]) -> Table:
     if len(attempts) > _SHOWN_ATTEMPTS:
         table.add_row(Text(f"… {len(attempts) - _SHOWN_ATTEMPTS} earlier", style="dim"))
     for attempt in attempts[-_SHOWN_ATTEMPTS:]:
-        end = attempt.ending
         table.add_row(
             Text(str(attempt.number)),
             Text(_moment(attempt.begun)),
             Text(clock(attempt.seconds) if attempt.seconds is not None else ""),
-            Text((end.ending.value + (", goes on" if end.goes_on else "")) if end else ""),
-            Text(end.reason if end else ""),
+            Text(attempt.how),
+            Text(_reason(attempt)),
         )
     return table
+
+
+def _reason(attempt: AttemptStory) -> str:
+    """With the nodes that were lost, where the reason does not name them."""
+    unnamed = [host for host in attempt.lost_nodes if host not in attempt.reason]
+    lost = f"lost: {', '.join(unnamed)}" if unnamed else ""
+    return "; ".join(part for part in (attempt.reason, lost) if part)
 
 
 def _end_table(ends: list[ProcessEnd]) -> Table:

@@ -11,7 +11,7 @@ import msgspec
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.status import TrainerStatus
-from prorl_hpc.observe.snapshot import read_tolerantly
+from prorl_hpc.observe.reading import read_tolerantly
 from prorl_hpc.slurm.run_states import RunState
 
 _TAIL_BYTES = 65536
@@ -29,7 +29,7 @@ class RunRow:
 
     @classmethod
     def of(cls, run: RunDirectory, state: RunState) -> RunRow:
-        trainer = _trainer_status(run)
+        trainer = _trainer_status(run, state.attempt)
         last = last_step(run)
         step = last.get("step") if trainer is None else trainer.step
         reward = last.get("reward") if trainer is None or trainer.reward is None else trainer.reward
@@ -88,9 +88,9 @@ def since_submission(state: RunState) -> str:
     return age(time.time() - state.job.record.submitted) if state.job else ""
 
 
-def _trainer_status(run: RunDirectory) -> TrainerStatus | None:
+def _trainer_status(run: RunDirectory, newest: int) -> TrainerStatus | None:
     """The newest attempt's, or that of the one before while it has none."""
-    for attempt in (run.newest_attempt, run.newest_attempt - 1):
+    for attempt in (newest, newest - 1):
         if attempt < 1:
             break
         status = read_tolerantly(RunDirectory(run.path, attempt).trainer_status_file, TrainerStatus)

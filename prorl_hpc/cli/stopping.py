@@ -9,7 +9,8 @@ import msgspec
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.status import Phase, RunStatus
-from prorl_hpc.observe.snapshot import SnapshotReader, read_tolerantly
+from prorl_hpc.observe.reading import read_tolerantly
+from prorl_hpc.observe.snapshot import SnapshotReader
 from prorl_hpc.observe.wording import count
 from prorl_hpc.slurm.endings import AttemptEnding, Ending, StopOrder, order_stop, read_ending, write_ending
 from prorl_hpc.slurm.job import Job

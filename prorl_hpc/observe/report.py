@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import msgspec
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.observe.attempts import EndRecord, attempt_stories
+from prorl_hpc.observe.reading import read_tolerantly
 from prorl_hpc.observe.restarts import read_restarts
 from prorl_hpc.observe.reward_plot import draw_reward_plot
 from prorl_hpc.observe.run_figures import RunFigures, wilson_interval
-from prorl_hpc.observe.snapshot import read_tolerantly
 from prorl_hpc.observe.wording import clock, count, number
 
 
@@ -29,6 +31,7 @@ def write_report(run: RunDirectory) -> Path:
         draw_reward_plot(figures, run.run_id, run.reward_plot)
         sections += [_results(figures), "![reward per step](reward.png)"]
     sections += [
+        _attempts(run),
         _throughput(figures),
         _groups(figures),
         _agreement(figures),
@@ -39,17 +42,33 @@ def write_report(run: RunDirectory) -> Path:
     return run.report_file
 
 
-def run_status(run: RunDirectory) -> str:
-    """``finished``, ``failed``, ``stopped`` or ``unfinished`` (nothing says how it ended, or it still runs)."""
+class _Order(msgspec.Struct):
+    """What ``state/STOP`` holds."""
+
+    ending: str
+    reason: str
+
+
+def how_it_ended(run: RunDirectory) -> tuple[str, str]:
+    """``finished``, ``failed``, ``stopped``, ``suspended`` or ``unfinished`` (nothing says how it ended, or it still runs),
+    and why, if that is told."""
+    record = read_tolerantly(run.ending_file, EndRecord)
     if run.failure_file.exists():
-        return "failed"
+        return "failed", ""  # the report tells more of it
     if run.finished_marker.exists():
-        return "finished"
-    return "stopped" if run.stop_marker.exists() else "unfinished"
+        return "finished", ""
+    if record is not None:
+        return record.ending, record.reason
+    order = read_tolerantly(run.stop_marker, _Order)
+    if order is not None:
+        return order.ending, order.reason
+    if run.stop_marker.exists():  # made by hand
+        return "stopped", run.stop_marker.read_text(encoding="utf-8", errors="replace").strip()
+    return "unfinished", ""
 
 
 def _head(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
-    status = run_status(run)
+    status, why = how_it_ended(run)
     done = figures.steps[-1]["step"] if figures.steps else 0
     trainer = config.trainer
     training = [
@@ -57,7 +76,7 @@ def _head(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
         ("batch", f"{trainer.groups_per_step} groups of {trainer.group_size} samples"),
     ]
     rows = [
-        ("status", f"**{status}**" + _why_stopped(run, status)),
+        ("status", f"**{status}**" + (f" ({why})" if why else "")),
         *(training if trainer.enabled else [("trainer", "none: the rollout service alone")]),
         ("model", f"{config.model.name}, served by `engine.kind={config.engine.kind}`"),
         ("task", config.task.name),
@@ -69,11 +88,6 @@ def _head(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
     ]
     text = f"# Run {run.run_id}\n\n" + _table(("", ""), rows)
     return text + _failure(run)
-
-
-def _why_stopped(run: RunDirectory, status: str) -> str:
-    reason = run.stop_marker.read_text(encoding="utf-8", errors="replace").strip() if status == "stopped" else ""
-    return f" ({reason})" if reason else ""
 
 
 class _Failure(msgspec.Struct):
@@ -123,6 +137,25 @@ def _evaluation(record: dict[str, Any]) -> str:
     low, high = wilson_interval(successes, trials)
     rate = f"{successes} of {trials} solved, 95 % interval of the success rate {low:.1%} to {high:.1%}"
     return f"{number(record.get('reward'), 3)} ({rate})"
+
+
+def _attempts(run: RunDirectory) -> str:
+    """Of a run that took more than one, or lost nodes."""
+    stories = attempt_stories(run, living=True)
+    if len(stories) < 2 and not any(story.lost_nodes for story in stories):
+        return ""
+    rows = [
+        (
+            str(story.number),
+            "–" if story.begun is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(story.begun)),
+            "–" if story.seconds is None else clock(story.seconds),
+            story.how or "–",
+            story.reason or "–",
+            ", ".join(story.lost_nodes) or "–",
+        )
+        for story in stories
+    ]
+    return "## Attempts\n\n" + _table(("attempt", "begun", "took", "ending", "reason", "lost nodes"), rows)
 
 
 def _throughput(figures: RunFigures) -> str:
@@ -211,7 +244,7 @@ def _next_steps(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> 
             f"## Use the model\n\n{count(len(figures.checkpoints), 'checkpoint')} kept; the newest is `{newest.name}`.\n\n"
             f"```python\n{python}\n```\n\n```sh\nvllm serve {shlex.quote(str(newest))}\n```"
         )
-    if run_status(run) != "finished":
+    if how_it_ended(run)[0] != "finished":
         command = f"python -m prorl_hpc resume {shlex.quote(str(run.path))}"
         if not config.trainer.enabled:
             does = "starts the service again: all ids are free, the engine has its first weights, trajectories stay"

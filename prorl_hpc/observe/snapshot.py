@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.status import Phase, ProcessState, RunStatus, TrainerStatus
+from prorl_hpc.observe.attempts import LostNode, lost_nodes
 from prorl_hpc.observe.metrics import MetricsLog, newest_per_step
+from prorl_hpc.observe.reading import read_tolerantly
 from prorl_hpc.observe.restarts import Restart, read_restarts
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,10 @@ class Snapshot:
     evals: list[dict[str, Any]] = field(default_factory=list)
     finished: bool = False
     restarts: list[Restart] = field(default_factory=list)
+    waits_for: str = ""
+    """Why the job waits in a queue; empty while it does not, or where nobody asked."""
+    lost: list[LostNode] = field(default_factory=list)
+    """Nodes that the attempt has lost so far; their processes count as failed."""
 
     @property
     def starting(self) -> bool:
@@ -57,14 +59,16 @@ class SnapshotReader:
 
     def read(self) -> Snapshot:
         self._read_metrics()
+        lost = lost_nodes(self._run)
         return Snapshot(
-            processes=self._processes(),
+            processes=_without(lost, self._processes()),
             run=read_tolerantly(self._run.status_file, RunStatus),
             trainer=read_tolerantly(self._run.trainer_status_file, TrainerStatus),
             steps=self._steps,
             evals=self._evals,
             finished=self._run.finished_marker.exists(),
             restarts=read_restarts(self._run),
+            lost=lost,
         )
 
     def _processes(self) -> list[ProcessState]:
@@ -88,9 +92,13 @@ class SnapshotReader:
         self._evals = newest_per_step(records, "eval")
 
 
-def read_tolerantly(path: Path, type_: type[T]) -> T | None:
-    """The file as ``type_``; None if it is missing, unreadable or not (yet) of that type."""
-    try:
-        return read_json(path, type_)
-    except (OSError, msgspec.MsgspecError):
-        return None
+def _without(lost: list[LostNode], processes: list[ProcessState]) -> list[ProcessState]:
+    """Those of lost nodes said last what is no longer so; some may never have said anything."""
+    hosts = {name: node.host for node in lost for name in node.processes}
+    over = (Phase.ENDED, Phase.FAILED)
+    return [
+        replace(p, phase=Phase.FAILED, detail=f"its node {hosts[p.name]} was lost")
+        if p.name in hosts and p.phase not in over
+        else p
+        for p in processes
+    ]

@@ -26,6 +26,11 @@ class Ending(enum.StrEnum):
     FAILED = "failed"
 
 
+def signalled_by_slurm(name: str) -> str:
+    """The reason to leave off when a signal of that name ends a job's processes: Slurm says no more."""
+    return f"{name} from Slurm: cancelled, preempted or requeued"
+
+
 class StopOrder(msgspec.Struct, frozen=True):
     """``ending``: STOPPED or SUSPENDED. ``reason``: for people. ``drain_s``: for so long rollouts that are under way
     may end, while none is started; the trainer saves its checkpoint at once. ``limit_s``: seconds from the order until
@@ -79,9 +84,17 @@ def order_stop(run: RunDirectory, order: StopOrder) -> StopOrder:
 
 
 def read_stop(run: RunDirectory) -> StopOrder | None:
-    """The order to stop of this attempt, if there is one. One without the form of an order is somebody's wish."""
-    found = read_mark(run.stop_marker, StopOrder)
-    return StopOrder(Ending.STOPPED, found or "state/STOP says no reason") if isinstance(found, str) else found
+    """The order to stop of this attempt, if there is one. That it is there counts: one without the form of an order is
+    somebody's wish, and so is one that cannot be read."""
+    try:
+        found = read_mark(run.stop_marker, StopOrder)
+    except OSError as error:
+        return StopOrder(Ending.STOPPED, f"state/STOP is there but cannot be read: {error.strerror}")
+    if not isinstance(found, str):
+        return found
+    if found.startswith("{"):
+        return StopOrder(Ending.STOPPED, "state/STOP is there but does not read as an order")
+    return StopOrder(Ending.STOPPED, found or "state/STOP says no reason")
 
 
 def write_ending(run: RunDirectory, ending: AttemptEnding) -> None:

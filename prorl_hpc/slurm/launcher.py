@@ -24,7 +24,15 @@ from prorl_hpc.slurm.attempt_clock import AllocationClock
 from prorl_hpc.slurm.attempt_record import conclude
 from prorl_hpc.slurm.children import tail
 from prorl_hpc.slurm.earlier_attempts import fence_earlier_attempts, why_not_go_on
-from prorl_hpc.slurm.endings import Ending, StopOrder, lost_mark, order_stop, read_node_end, read_stop
+from prorl_hpc.slurm.endings import (
+    Ending,
+    StopOrder,
+    lost_mark,
+    order_stop,
+    read_node_end,
+    read_stop,
+    signalled_by_slurm,
+)
 from prorl_hpc.slurm.failure import FailureTeller, RunFailure, read_failure, record_failure
 from prorl_hpc.slurm.launcher_watch import LauncherBeat
 from prorl_hpc.slurm.losses import what_a_loss_means
@@ -163,7 +171,7 @@ class JobLauncher:
             if number == signal.SIGUSR2:
                 return self._leave_off("the allocation ends soon", self._clock.lead_s())
             if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                return self._suspend(f"{signal.Signals(number).name} from Slurm: cancelled, preempted or requeued", 0.0)
+                return self._suspend(signalled_by_slurm(signal.Signals(number).name), 0.0)
         return None
 
     def _out_of_time(self) -> tuple[Ending, str] | None:

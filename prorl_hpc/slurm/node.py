@@ -41,12 +41,14 @@ from prorl_hpc.slurm.endings import (
     node_end_file,
     order_stop,
     read_stop,
+    signalled_by_slurm,
 )
 from prorl_hpc.slurm.environment import after_setup, child_environment
 from prorl_hpc.slurm.failure import FailureTeller, RunFailure
 from prorl_hpc.slurm.gpus import split_gpus, visible_gpus
 from prorl_hpc.slurm.launcher_watch import LauncherWatch, end_in_its_place
 from prorl_hpc.slurm.plan import Plan, ProcessPlan
+from prorl_hpc.slurm.process_identity import ProcessIdentity
 from prorl_hpc.slurm.restarts import Restarts
 from prorl_hpc.slurm.script import setup_lines
 from prorl_hpc.slurm.signals import SignalPipe
@@ -146,7 +148,8 @@ class NodeSupervisor:
             "run": self._run.run_id,
             "path": self._run.path,
             "job": os.environ.get("SLURM_JOB_ID", ""),
-            "pid": os.getpid(),
+            "cluster": os.environ.get("SLURM_CLUSTER_NAME", ""),
+            **ProcessIdentity.of(os.getpid()).words(),
         }
         (runtime / OWNER_FILE).write_text("".join(f"{key}={value}\n" for key, value in owner.items()))
 
@@ -196,8 +199,11 @@ class NodeSupervisor:
 
     def _order_of(self, number: signal.Signals) -> StopOrder:
         """On one machine a signal is somebody's wish; in a job it may be a preemption, and the job go on later."""
-        ending = Ending.STOPPED if self._here else Ending.SUSPENDED
-        return StopOrder(ending, f"{number.name} on {self._node}")
+        if self._here:
+            return StopOrder(Ending.STOPPED, f"{number.name} on {self._node}")
+        told = number == signal.SIGUSR2  # by the launcher, where it could write no order
+        reason = f"the launcher told {self._node} to leave" if told else signalled_by_slurm(number.name)
+        return StopOrder(Ending.SUSPENDED, reason)
 
     def _ordered(self, order: StopOrder) -> StopOrder:
         """The order that holds for all; ours for this node alone if it cannot be written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,8 +27,9 @@ LIVING = (WAITING, RUNNING, DRAINING, SUSPENDED)
 @dataclass(frozen=True)
 class RunState:
     """``word``: one of the constants above. waiting: in the queue for the first time; draining: told to stop, still
-    ending; suspended: between two attempts, the job waits in the queue; ended: over without a word; unknown: Slurm does
-    not answer, or the run is another machine's. ``detail``: why, for people. ``job_state``: Slurm's own word."""
+    ending; suspended: between two attempts: the job waits in the queue, or, if ``over``, is gone, and only resume goes
+    on; ended: over without a word; unknown: Slurm does not answer, or the run is another machine's. ``detail``: why, for
+    people. ``job_state``: Slurm's own word."""
 
     word: str
     detail: str = ""
@@ -36,11 +38,12 @@ class RunState:
     report: JobReport | None = None
     attempt: int = 1
     ending: AttemptEnding | None = None
+    over: bool = False
 
     @property
     def living(self) -> bool:
         """It has a job that runs or will run, or may have one."""
-        return self.word in LIVING or self.word == UNKNOWN
+        return (self.word in LIVING and not self.over) or self.word == UNKNOWN
 
 
 def run_state(run: RunDirectory) -> RunState:
@@ -50,17 +53,32 @@ def run_state(run: RunDirectory) -> RunState:
 def run_states(runs: Sequence[RunDirectory]) -> list[RunState]:
     """In the order of ``runs``; at most one squeue, and for jobs that it has forgotten one sacct. What is over for good
     is not asked for."""
-    looks = [_Look(run) for run in runs]
-    asked = job_reports([look.job_id for look in looks if look.asks_slurm])
-    return [look.state(asked) for look in looks]
+    looks = [_Look.at(run) for run in runs]
+    asked = job_reports([look.job_id for look in looks if isinstance(look, _Look) and look.asks_slurm])
+    return [look.told(asked) if isinstance(look, _Look) else look for look in looks]
 
 
 class _Look:
-    """What one run's files say at this moment. Files that do not read are taken as not there: this is for display."""
+    """What one run's files say at this moment. An ending, an order or a failure that does not read is taken as not there:
+    this is for display. Which attempt is the newest and which job carries it must be known."""
+
+    @classmethod
+    def at(cls, run: RunDirectory) -> _Look | RunState:
+        """UNKNOWN, with what is wrong, for a run whose files are damaged: the others are to be shown."""
+        try:
+            return cls(run)
+        except _DAMAGE as error:
+            return _damaged(error)
+
+    def told(self, asked: JobReports) -> RunState:
+        try:
+            return self.state(asked)
+        except _DAMAGE as error:
+            return _damaged(error)
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = RunDirectory(run.path, run.newest_attempt)
-        self._job = Job.open(run)
+        self._job = _job_of(run)
         self._ending = _readable(read_ending, self._run)
         self.job_id = self._job.record.job_id if self._job else ""
         self._is_over = self._ending is not None and self._ending.ending is not Ending.SUSPENDED
@@ -75,9 +93,9 @@ class _Look:
             return self._as(_OVER[self._ending.ending], self._ending.reason)
         if not self.asks_slurm:
             return self._of_local_job()
-        report = asked.of(self.job_id)
+        report = self._job.report_in(asked)
         if report is None:
-            return self._as(UNKNOWN, asked.trouble)
+            return self._as(UNKNOWN, asked.why_unknown(self._job.record.cluster))
         if report.phase is JobPhase.WAITING:
             return self._as(SUSPENDED if self._has_run() else WAITING, _waits_for(report), report)
         if report.phase is JobPhase.LIVE:
@@ -108,13 +126,20 @@ class _Look:
         order: StopOrder | None = _readable(read_stop, self._run)
         if order is not None and order.ending is Ending.STOPPED:
             return self._as(STOPPED, order.reason, report)
-        if self._ending is not None:  # suspended: its job was ended while it waited, or nobody put it back
-            return self._as(STOPPED, self._ending.reason, report)
+        gone = self._how_it_went(report)
+        suspended = self._ending or order
+        if suspended is not None:  # its job was ended while it left off or waited, or nobody put it back
+            told = f"{suspended.reason}; {gone}; `prorl-hpc resume` goes on"
+            return dataclasses.replace(self._as(SUSPENDED, told, report), over=True)
         if report.state == "CANCELLED":
-            return self._as(STOPPED, f"job {self.job_id} was cancelled", report)
-        how = "is gone" if report.state == GONE else f"ended as {report.state}"
+            return self._as(STOPPED, gone, report)
+        return self._as(ENDED, gone if report.state == "ENDED" else f"{gone} without a word", report)
+
+    def _how_it_went(self, report: JobReport) -> str:
         who = f"job {self.job_id}" if self.asks_slurm else f"its process {self.job_id}"
-        return self._as(ENDED, f"{who} {how} without a word" if report.state != "ENDED" else f"{who} is gone", report)
+        if report.state == "CANCELLED":
+            return f"{who} was cancelled"
+        return f"{who} is gone" if report.state in (GONE, "ENDED") else f"{who} ended as {report.state}"
 
     def _has_run(self) -> bool:
         """The attempt has begun, so that a job which waits was put back."""
@@ -128,6 +153,22 @@ class _Look:
         return RunState(word, detail, self._job, state, report, self._run.attempt, self._ending)
 
 
+_DAMAGE = (OSError, ValueError, msgspec.MsgspecError, RunError)
+
+
+def _damaged(error: Exception) -> RunState:
+    return RunState(UNKNOWN, f"its files are damaged: {error}")
+
+
+def _job_of(run: RunDirectory) -> Job | None:
+    """Raises ValueError for a record that names no job: squeue refuses all that it is asked for one that is no number."""
+    job = Job.open(run)
+    if job is not None and not (job.record.job_id.isdecimal() and int(job.record.job_id) < _HIGHEST_ID):
+        raise ValueError(f"jobs/job.json names {job.record.job_id!r} as its {job.record.kind} job")
+    return job
+
+
+_HIGHEST_ID = 2**32
 _OVER = {
     Ending.FINISHED: FINISHED,
     Ending.FAILED: FAILED,

@@ -130,12 +130,24 @@ def test_every_word(home: Path, slurm: FakeSlurm) -> None:
     )
     runs = [waiting, running, draining, going_on, crashed, dropped, gone, cancelled, unsubmitted]
     states = run_states(runs)
-    words = ["waiting", "running", "draining", "suspended", "suspended", "stopped", "ended", "stopped", "not submitted"]
+    words = [
+        "waiting",
+        "running",
+        "draining",
+        "suspended",
+        "suspended",
+        "suspended",
+        "ended",
+        "stopped",
+        "not submitted",
+    ]
     assert [state.word for state in states] == words
     assert states[0].detail == "Priority, expected to start 2026-02-01 10:00:00"
     assert states[2].detail == "enough (stops)"
     assert states[1].report is not None and states[1].report.left_s == 0.0
     assert "without a word" in states[6].detail
+    assert [state.living for state in states[3:6]] == [True, True, False]
+    assert states[5].detail == "time limit; job 60 was cancelled; `prorl-hpc resume` goes on"
 
 
 def test_accounting_tells_what_the_controller_forgot(home: Path, slurm: FakeSlurm) -> None:
@@ -144,6 +156,46 @@ def test_accounting_tells_what_the_controller_forgot(home: Path, slurm: FakeSlur
     slurm.says("squeue", "", code=1, error="slurm_load_jobs error: Invalid job id specified")
     (state,) = run_states([run])
     assert (state.word, state.job_state) == ("ended", "NODE_FAIL")
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[", '{"kind": "slurm"}', "not a number", "latest is a directory"])
+def test_a_damaged_run_hides_no_other(
+    home: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    slurm.says("squeue", "".join(f"{job}|RUNNING|None|N/A|1:00\n" for job in (3, 4)))
+    others, damaged = make_run(home, 3), make_run(home, 4)
+    record = damaged.jobs / "job.json"
+    if damage.startswith("latest"):  # copied by a program that follows links
+        (damaged.attempts / "latest").unlink()
+        (damaged.attempts / "latest").mkdir()
+    elif damage.startswith("not"):
+        write_json(record, JobRecord("slurm", "3,5", "elsewhere", 0, time.time(), 1))
+    else:
+        record.write_text(damage)
+    rows = {row["id"]: row for row in told(capsys)["runs"]}
+    assert rows[others.run_id]["status"] != "unknown"
+    row = rows[damaged.run_id]
+    if not damage.startswith("latest"):
+        assert (row["status"], row["job"]) == ("unknown", None)
+        assert "job.json" in row["detail"]
+    assert main(["status"]) == 0
+    assert main(["status", damaged.run_id]) == 0
+
+
+def test_a_run_without_its_state_hides_no_other(home: Path, slurm: FakeSlurm) -> None:
+    slurm.says("squeue", "3|PENDING|Priority|N/A|N/A|\n")
+    run, other = make_run(home, 3), ended(make_run(home, 5), Ending.FAILED)
+    run.state.rmdir()
+    assert [state.word for state in run_states([run, other])][1] == "failed"
+
+
+@pytest.mark.parametrize("watch", ["nan", "inf", "0", "1e-7", "-1"])
+def test_the_controller_is_not_asked_without_pause(
+    home: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], watch: str
+) -> None:
+    assert main(["status", "--watch", watch]) == 2
+    assert "give seconds from 1" in capsys.readouterr().err
+    assert slurm.calls("squeue") == 0
 
 
 def test_a_controller_that_does_not_answer_leaves_live_runs_unknown(home: Path, slurm: FakeSlurm) -> None:
@@ -171,7 +223,7 @@ def test_a_local_run_of_another_machine_is_unknown_until_it_has_ended(home: Path
 def test_watching_asks_once_a_cycle_until_interrupted(home: Path, slurm: FakeSlurm) -> None:
     for job in (3, 4, 5):
         make_run(home, job)
-    command = [sys.executable, "-m", "prorl_hpc", "status", "--watch", "0.05", "--json"]
+    command = [sys.executable, "-m", "prorl_hpc", "status", "--watch", "1", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None
         lines = [watch.stdout.readline() for _ in range(3)]
@@ -195,7 +247,7 @@ def test_one_run_in_full(home: Path, slurm: FakeSlurm, capsys: pytest.CaptureFix
     assert main(["status", run.run_id]) == 0
     shown = capsys.readouterr().out
     for words in (
-        "suspended, goes on",
+        "suspended, went on",
         "the allocation ends soon",
         "trainer-0 died",
         "-9",
@@ -239,3 +291,28 @@ def test_two_runs_of_one_name_are_both_kept(home: Path, slurm: FakeSlurm) -> Non
     twin.config_file.write_text("run: {}\n")
     register_run(twin)
     assert {r.path for r in all_runs()} == {run.path, twin.path}
+
+
+def test_a_run_is_stopped_only_if_somebody_stopped_it(home: Path, slurm: FakeSlurm) -> None:
+    queued, leaving, preempted, wanted = (make_run(home, job) for job in (11, 12, 13, 14))
+    order_stop(leaving, StopOrder(Ending.SUSPENDED, "SIGTERM from Slurm"))  # killed before it could record its end
+    ended(preempted, Ending.SUSPENDED, "SIGTERM from Slurm")
+    order_stop(wanted, StopOrder(Ending.STOPPED, "prorl-hpc stop"))
+    slurm.says("squeue", "".join(f"{job}|CANCELLED|None|N/A|0:00\n" for job in (11, 12, 14)))
+    states = run_states([queued, leaving, preempted, wanted])
+    assert [state.word for state in states] == ["stopped", "suspended", "suspended", "stopped"]
+    assert not any(state.living for state in states)
+    assert states[0].detail == "job 11 was cancelled"
+    assert states[1].detail == "SIGTERM from Slurm; job 12 was cancelled; `prorl-hpc resume` goes on"
+    assert states[2].detail == "SIGTERM from Slurm; job 13 is gone; `prorl-hpc resume` goes on"
+
+
+def test_a_lost_node_is_shown_at_once(home: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(home, 15)
+    slurm.says("squeue", "15|RUNNING|None|2026-01-01T00:00:00|1:00:00\n")
+    write_json(run.placement_file, [{"rank": 0, "host": "gpu01"}, {"rank": 1, "host": "cpu07"}])
+    (run.state / "node-1.lost").touch()
+    full = told(capsys, run.run_id)
+    assert (full["lost_nodes"], full["attempts"][0]["lost_nodes"]) == (["cpu07"], ["cpu07"])
+    assert main(["status", run.run_id]) == 0
+    assert "lost: cpu07" in capsys.readouterr().out

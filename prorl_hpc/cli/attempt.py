@@ -2,73 +2,56 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
-from prorl_hpc.cli.stopping import Stopping
+from prorl_hpc.cli.following import ENDING, View, end_view, follow_to_the_end
 from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.run_lock import RunLock
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.slurm.children import tail
-from prorl_hpc.slurm.endings import Ending, StopOrder, read_ending, read_stop
+from prorl_hpc.slurm.endings import Ending, read_ending, read_stop
 from prorl_hpc.slurm.executors import submit
 from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
 from prorl_hpc.slurm.plan import Plan
 from prorl_hpc.slurm.run_index import register_run
 
-STOP_LIMIT_S = 10.0
-"""From Ctrl-C until nothing of the run is left."""
-CANCEL_S = 2.0
-"""Of that, for the job's cancellation, where it has not ended by itself."""
+
+def run_attempt(
+    run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: bool, lock: RunLock | None = None
+) -> int:
+    """Submit and, unless ``detach``, show the run until it ends; returns the exit code. ``lock``: the run's, where the
+    caller has it: it is released when the job is written down."""
+    with _SignalsHeld() as held:
+        job = submit(run, config, plan, lock)
+        _register(run)
+        print(f"run {run.path}  ({job.description})", flush=True)
+        if held.came:
+            return _told(run, job, end_view(run, job, held.came[0]))
+    if detach:
+        print(f"look: prorl-hpc status {run.path}\nstop: prorl-hpc stop {run.path}")
+        return 0
+    return follow_and_tell(run, config, job)
 
 
-def run_attempt(run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: bool) -> int:
-    """Submit and, unless ``detach``, show the run until it ends; returns the exit code."""
-    job = submit(run, config, plan)
+def follow_and_tell(run: RunDirectory, config: ProrlConfig, job: Job) -> int:
+    """Show the run until it ends, and how it ended; returns the exit code: 128 and the signal's number where only the
+    view of a Slurm job ended."""
+    return _told(run, job, follow_to_the_end(run, config, job))
+
+
+def _told(run: RunDirectory, job: Job, view: View) -> int:
+    return view.left or tell_ending(run, job, interrupted=view.interrupted)
+
+
+def _register(run: RunDirectory) -> None:
     try:
         register_run(run)
     except OSError as error:  # it runs already, and can be named by its directory
         print(f"{run.run_id} could not be put into the index of your runs: {error}", file=sys.stderr)
-    print(f"run {run.path}  ({job.description})", flush=True)
-    if detach:
-        print(f"look: prorl-hpc status {run.path}\nstop: prorl-hpc stop {run.path}")
-        return 0
-    interrupted = follow_to_the_end(run, config, job)
-    return tell_ending(run, job, interrupted=interrupted)
-
-
-def follow_to_the_end(run: RunDirectory, config: ProrlConfig, job: Job) -> bool:
-    """Show the run until its job is gone. True if a signal came, or nobody reads what is shown any more: that stops
-    the run in order."""
-    from prorl_hpc.observe.progress import follow
-
-    with _signals_interrupt():
-        try:
-            follow(run, job.alive)
-            job.wait(config.run.stop_timeout_s + 30.0)
-            return False
-        except KeyboardInterrupt as signalled:
-            reason = f"{str(signalled) or 'Ctrl-C'} in launch"
-        except BrokenPipeError:
-            reason = "the output of launch was closed"
-    _ignore_signals()
-    stop_at_once(run, job, reason)
-    return True
-
-
-def stop_at_once(run: RunDirectory, job: Job, reason: str) -> bool:
-    """End the run without waiting for its rollouts, within STOP_LIMIT_S; True if all is gone."""
-    with contextlib.suppress(BrokenPipeError):  # the run must end, told or not
-        print(f"\nstopping {run.run_id} …", flush=True)
-    stopping = Stopping(run, job, StopOrder(Ending.STOPPED, reason))
-    if stopping.wait(STOP_LIMIT_S - CANCEL_S, CANCEL_S, shown=False):
-        return True
-    print(f"{job.description} is still ending: `prorl-hpc status {run.path}` tells when it is gone", file=sys.stderr)
-    return False
 
 
 def tell_ending(run: RunDirectory, job: Job, *, interrupted: bool) -> int:
@@ -138,23 +121,24 @@ def _reward(record: dict[str, object]) -> str:
     return f"{value:.3f}" if isinstance(value, float | int) else "?"
 
 
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM and a closed terminal stop the run as Ctrl-C does, unless they are ignored (nohup)."""
+class _SignalsHeld:
+    """A context in which a signal that would end this process is put off: ``came``. Between sbatch and the job's record
+    it would leave a job that nobody knows of."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
+    def __init__(self) -> None:
+        self.came: list[signal.Signals] = []
 
-    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def __enter__(self) -> _SignalsHeld:
+        heeded = [n for n in ENDING if signal.getsignal(n) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._put_off) for number in heeded}
+        return self
 
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._put_off:
+                signal.signal(number, handler)
+        if self.came and any(error):  # nothing was submitted, and nothing else is to be
+            raise KeyboardInterrupt(self.came[0].name)
 
-def _ignore_signals() -> None:
-    """While stopping: it is bounded, and a second Ctrl-C would leave things behind."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    def _put_off(self, number: int, frame: FrameType | None) -> None:
+        self.came.append(signal.Signals(number))

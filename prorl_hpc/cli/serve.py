@@ -59,24 +59,25 @@ def _alone(words: list[str]) -> list[str]:
 
 
 def _serve(run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: bool) -> int:
-    from prorl_hpc.cli.attempt import follow_to_the_end, run_attempt, tell_ending
+    from prorl_hpc.cli.attempt import follow_and_tell, run_attempt
 
     code = run_attempt(run, config, plan, detach=True)
-    if detach or code != 0:
+    if code != 0:
+        return code
+    if detach:
         print(f"connect: prorl-hpc serve --connect {shlex.quote(str(run.path))}")
         return code
     submitted = Job.open(run)
     if submitted is None:
         raise RunError(f"{run.path} has no job: nothing was started")
-    job = _AnnouncingJob(submitted, run, plan)
-    return tell_ending(run, job, interrupted=follow_to_the_end(run, config, job))
+    return follow_and_tell(run, config, _AnnouncingJob(submitted, run, plan))
 
 
 class _AnnouncingJob(Job):
     """A job that tells once how to connect, as soon as its service is ready and somebody asks whether it lives."""
 
     def __init__(self, job: Job, run: RunDirectory, plan: Plan) -> None:
-        super().__init__(job.record)
+        super().__init__(job.record, job.name)
         self._run, self._plan, self._told = run, plan, False
 
     def alive(self) -> bool:
@@ -124,7 +125,7 @@ def _connect(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="prorl-hpc serve", description="how to connect to a service that runs")
     parser.add_argument("--connect", action="store_true", required=True)
     add_run_argument(parser)
-    run = chosen_run(parser.parse_args(argv).run)
+    run = chosen_run(parser.parse_args(argv).run, to_read=True)
     plan = read_json(run.plan_file, Plan)
     waiting = waited_for(run, plan) if plan is not None else ["coordinator"]
     if waiting:

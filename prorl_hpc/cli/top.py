@@ -6,6 +6,7 @@ q or Ctrl-C leaves the view and nothing else. Where standard output is no termin
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 
 from rich.console import Console, Group, RenderableType
@@ -19,8 +20,9 @@ from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.observe.display import render
 from prorl_hpc.observe.snapshot import Snapshot, SnapshotReader
 from prorl_hpc.observe.wording import count
-from prorl_hpc.slurm.run_states import RunState, run_state
+from prorl_hpc.slurm.run_states import SUSPENDED, WAITING, RunState, run_state
 
+MIN_EVERY_S, MAX_EVERY_S = 0.1, 3600.0
 STATE_EVERY_S = 5.0
 """How often the controller is asked; the run's files are read at each frame."""
 _LEAVE = ("q", "Q", "\x1b", "\x04")
@@ -33,9 +35,9 @@ def main(argv: list[str]) -> int:
     add_run_argument(parser)
     parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two frames (1)")
     args = parser.parse_args(argv)
-    if args.every <= 0:
-        raise ConfigError(f"--every {args.every:g}: give seconds greater than 0")
-    view, console = TopView(chosen_run(args.run)), Console()
+    if not MIN_EVERY_S <= args.every <= MAX_EVERY_S:
+        raise ConfigError(f"--every {args.every:g}: give seconds from {MIN_EVERY_S:g} to {MAX_EVERY_S:g}")
+    view, console = TopView(chosen_run(args.run, to_read=True)), Console()
     if not console.is_terminal:
         console.print(view.frame())
         return 0
@@ -72,6 +74,8 @@ class TopView:
         if time.monotonic() - self._asked >= STATE_EVERY_S:
             self._state, self._asked = run_state(self._run), time.monotonic()
         snapshot, state = self._reader.read(), self._state
+        if state.word in (WAITING, SUSPENDED) and state.living:
+            snapshot = dataclasses.replace(snapshot, waits_for=f"waits in the queue: {state.detail or 'no reason given'}")
         elapsed = time.time() - state.job.record.submitted if state.job else 0.0
         parts: list[RenderableType] = [state_line(self._run, state), _throughput(snapshot, state)]
         parts.append(render(self._run.run_id, snapshot, elapsed))

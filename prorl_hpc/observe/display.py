@@ -33,8 +33,10 @@ def render(run_id: str, snapshot: Snapshot, elapsed_s: float) -> RenderableType:
     parts: list[RenderableType] = []
     if snapshot.restarts:
         parts.append(_restart_lines(snapshot.restarts))
+    if snapshot.waits_for:
+        parts.append(Text(snapshot.waits_for, style="yellow"))
     unsettled = [p for p in snapshot.processes if p.phase is not Phase.READY]
-    if snapshot.starting or unsettled:
+    if unsettled or (snapshot.starting and not snapshot.waits_for):
         parts.append(_process_table(snapshot.processes))
     if snapshot.run is not None and not snapshot.starting:
         if snapshot.run.workers:

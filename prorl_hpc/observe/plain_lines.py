@@ -16,11 +16,13 @@ class PlainLines:
         self._started = self._last_line = now
         self._phases: dict[str, Phase] = {}
         self._restarts = 0
+        self._waits_for = ""
         self._told: set[tuple[str, object, object]] | None = None
 
     def update(self, snapshot: Snapshot, now: float) -> list[str]:
         changes = self._process_news(snapshot)
-        news = self._restart_news(snapshot)
+        news = self._queue_news(snapshot)
+        news += self._restart_news(snapshot)
         news += [line for phase, line in changes if phase is not Phase.ENDED]
         news += self._record_news(snapshot)
         news += [line for phase, line in changes if phase is Phase.ENDED]  # what a process did comes before its end
@@ -39,6 +41,13 @@ class PlainLines:
             if process.phase is not before and (line := _phase_line(process)):
                 lines.append((process.phase, line))
         return lines
+
+    def _queue_news(self, snapshot: Snapshot) -> list[str]:
+        """That the job waits, and again when the reason is another one, or when it does not any more."""
+        before, self._waits_for = self._waits_for, snapshot.waits_for
+        if before == snapshot.waits_for:
+            return []
+        return [snapshot.waits_for or "the job waits no longer"]
 
     def _restart_news(self, snapshot: Snapshot) -> list[str]:
         new = snapshot.restarts[self._restarts :]
@@ -61,6 +70,8 @@ class PlainLines:
 
 def heartbeat(snapshot: Snapshot) -> str:
     """What the run is doing, in one line."""
+    if snapshot.waits_for:
+        return snapshot.waits_for
     waiting = [p for p in snapshot.processes if p.phase is Phase.STARTING]
     if waiting or not snapshot.processes:
         names = ", ".join(p.name + (f" ({p.detail})" if p.detail else "") for p in waiting)

@@ -6,6 +6,7 @@ and can be left and started again at any time.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -15,40 +16,50 @@ from rich.live import Live
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.observe.display import render
 from prorl_hpc.observe.plain_lines import PlainLines
-from prorl_hpc.observe.snapshot import SnapshotReader
+from prorl_hpc.observe.snapshot import Snapshot, SnapshotReader
 
 
 def follow(
-    run: RunDirectory, job_alive: Callable[[], bool], poll_s: float = 0.5, *, console: Console | None = None
+    run: RunDirectory,
+    job_alive: Callable[[], bool],
+    poll_s: float = 0.5,
+    *,
+    waits_for: Callable[[], str] = str,
+    console: Console | None = None,
 ) -> None:
     """Show the run until ``job_alive()`` is false, or training is finished and all processes have ended.
 
-    Missing and half-written files are waited for, never an error.
+    ``waits_for``: why the job waits in a queue, for people; empty while it does not. Missing and half-written files are
+    waited for, never an error.
     """
     console = console or Console()
+    reader = SnapshotReader(run)
+
+    def look() -> tuple[bool, Snapshot]:
+        alive = job_alive()  # asked before reading, so that the last look sees everything
+        return alive, dataclasses.replace(reader.read(), waits_for=waits_for() if alive else "")
+
     if console.is_terminal:
-        _follow_live(run, job_alive, poll_s, console)
+        _follow_live(run.run_id, look, poll_s, console)
     else:
-        _follow_plain(run, job_alive, poll_s, console)
+        _follow_plain(look, poll_s, console)
 
 
-def _follow_live(run: RunDirectory, job_alive: Callable[[], bool], poll_s: float, console: Console) -> None:
-    reader, started = SnapshotReader(run), time.monotonic()
+def _follow_live(run_id: str, look: Callable[[], tuple[bool, Snapshot]], poll_s: float, console: Console) -> None:
+    started = time.monotonic()
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            alive = job_alive()  # asked before reading, so that the last look sees everything
-            snapshot = reader.read()
-            live.update(render(run.run_id, snapshot, time.monotonic() - started), refresh=True)
+            alive, snapshot = look()
+            live.update(render(run_id, snapshot, time.monotonic() - started), refresh=True)
             if not alive or snapshot.over:
                 return
             time.sleep(poll_s)
 
 
-def _follow_plain(run: RunDirectory, job_alive: Callable[[], bool], poll_s: float, console: Console) -> None:
-    reader, lines = SnapshotReader(run), PlainLines(time.monotonic())
+def _follow_plain(look: Callable[[], tuple[bool, Snapshot]], poll_s: float, console: Console) -> None:
+    lines = PlainLines(time.monotonic())
     while True:
-        alive = job_alive()
-        snapshot = reader.read()
+        alive, snapshot = look()
         for line in lines.update(snapshot, time.monotonic()):
             console.out(line, highlight=False)
             console.file.flush()

@@ -189,6 +189,21 @@ def test_heartbeat_only_after_silence() -> None:
     assert lines.update(starting, HEARTBEAT_S + 1) == []
 
 
+def test_a_job_that_waits_in_the_queue_is_shown_with_the_reason(run: RunDirectory) -> None:
+    """Not as one that is starting."""
+    lines, why = PlainLines(0.0), "Slurm job 7 waits in the queue: Resources"
+    waiting = Snapshot(waits_for=why)
+    assert lines.update(waiting, 1.0) == [f"[   0:01] {why}"]
+    assert lines.update(waiting, 2.0) == []
+    assert lines.update(waiting, 2.0 + HEARTBEAT_S) == [f"[   0:32] {why}"]
+    assert "starting" not in " ".join(lines.update(Snapshot(waits_for="Slurm job 7 waits: Priority"), 40.0))
+    assert lines.update(Snapshot(), 41.0) == ["[   0:41] the job waits no longer"]
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    left = iter([True])
+    follow(run, lambda: next(left, False), poll_s=0.0, waits_for=lambda: why, console=console)
+    assert why in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_a_failed_process_is_told(run: RunDirectory) -> None:
     lines = PlainLines(0.0)
     (line,) = lines.update(Snapshot([ProcessState("worker-0", "worker", "n", 1, Phase.FAILED, "killed")]), 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -46,9 +47,8 @@ def node_ends(run: RunDirectory) -> list[NodeEnd]:
 
 def detail_view(run: RunDirectory, state: RunState) -> RenderableType:
     """What ``status RUN`` shows."""
-    snapshot = SnapshotReader(run).read()
-    elapsed = time.time() - state.job.record.submitted if state.job else 0.0
-    parts: list[RenderableType] = [render(run.run_id, snapshot, elapsed), state_line(run, state)]
+    snapshot = replace(SnapshotReader(run).read(), gone=not state.living)
+    parts: list[RenderableType] = [render(run.run_id, snapshot, elapsed_s(run, state)), state_line(run, state)]
     attempts = attempt_stories(run, living=state.living)
     if len(attempts) > 1 or any(attempt.ending or attempt.lost_nodes for attempt in attempts):
         parts.append(_attempt_table(attempts))
@@ -59,6 +59,15 @@ def detail_view(run: RunDirectory, state: RunState) -> RenderableType:
     if (failure := readable_failure(run)) is not None:
         parts.append(Text(str(failure)))
     return Group(*parts)
+
+
+def elapsed_s(run: RunDirectory, state: RunState) -> float:
+    """Since the job was submitted: until now, or until its last attempt ended."""
+    if state.job is None:
+        return 0.0
+    submitted, stories = state.job.record.submitted, attempt_stories(run, living=state.living)
+    until = time.time() if state.living or not stories else stories[-1].ended
+    return max(0.0, (until or submitted) - submitted)
 
 
 def state_line(run: RunDirectory, state: RunState) -> Text:

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from prorl_hpc.cli.run_choice import add_run_argument, chosen_run
-from prorl_hpc.cli.run_detail import readable_failure, state_line
+from prorl_hpc.cli.run_detail import elapsed_s, readable_failure, state_line
 from prorl_hpc.cli.terminal_keys import TerminalKeys
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.errors import ConfigError
@@ -37,7 +37,8 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if not MIN_EVERY_S <= args.every <= MAX_EVERY_S:
         raise ConfigError(f"--every {args.every:g}: give seconds from {MIN_EVERY_S:g} to {MAX_EVERY_S:g}")
-    view, console = TopView(chosen_run(args.run, to_read=True)), Console()
+    console = Console()
+    view = TopView(chosen_run(args.run, to_read=True), live=console.is_terminal)
     if not console.is_terminal:
         console.print(view.frame())
         return 0
@@ -62,10 +63,10 @@ def _live(view: TopView, console: Console, every_s: float) -> None:
 
 
 class TopView:
-    """One run, frame by frame, through its attempts."""
+    """One run, frame by frame, through its attempts. ``live``: keys are heard."""
 
-    def __init__(self, run: RunDirectory) -> None:
-        self._run = run
+    def __init__(self, run: RunDirectory, *, live: bool) -> None:
+        self._run, self._live = run, live
         self._reader = SnapshotReader(run)
         self._state = run_state(run)
         self._asked = time.monotonic()
@@ -75,18 +76,24 @@ class TopView:
             self._state, self._asked = run_state(self._run), time.monotonic()
         snapshot, state = self._reader.read(), self._state
         if state.word in (WAITING, SUSPENDED) and state.living:
-            snapshot = dataclasses.replace(snapshot, waits_for=f"waits in the queue: {state.detail or 'no reason given'}")
-        elapsed = time.time() - state.job.record.submitted if state.job else 0.0
-        parts: list[RenderableType] = [state_line(self._run, state), _throughput(snapshot, state)]
-        parts.append(render(self._run.run_id, snapshot, elapsed))
+            snapshot = dataclasses.replace(
+                snapshot, waits_for=f"waits in the queue: {state.detail or 'no reason given'}"
+            )
+        snapshot = dataclasses.replace(snapshot, gone=not state.living)
+        parts: list[RenderableType] = [state_line(self._run, state)]
+        parts += [] if snapshot.gone else [_throughput(snapshot)]
+        parts.append(render(self._run.run_id, snapshot, elapsed_s(self._run, state)))
         failure = readable_failure(self._run)
         if failure is not None:
             parts.append(Text(str(failure), style="red"))
-        return Group(*parts, Text("q leaves this view; the run goes on" if state.living else "q leaves", style="dim"))
+        if self._live:
+            leave = "q leaves this view; the run goes on" if state.living else "q leaves this view"
+            parts.append(Text(leave, style="dim"))
+        return Group(*parts)
 
 
-def _throughput(snapshot: Snapshot, state: RunState) -> Text:
-    """Rates of the whole run in one line; what was measured last where nothing runs."""
+def _throughput(snapshot: Snapshot) -> Text:
+    """Rates of the whole run in one line."""
     run = snapshot.run
     if run is None:
         return Text("no rollout service has reported in this attempt", style="dim")
@@ -98,5 +105,5 @@ def _throughput(snapshot: Snapshot, state: RunState) -> Text:
         count(len(run.workers), "worker"),
     ]
     age = time.time() - run.time
-    stale = f"  ({age:.0f} s ago)" if age > 10 or not state.living else ""
+    stale = f"  ({age:.0f} s ago)" if age > 10 else ""
     return Text("  ".join(told) + stale)

@@ -37,11 +37,11 @@ def render(run_id: str, snapshot: Snapshot, elapsed_s: float) -> RenderableType:
         parts.append(Text(snapshot.waits_for, style="yellow"))
     unsettled = [p for p in snapshot.processes if p.phase is not Phase.READY]
     if unsettled or (snapshot.starting and not snapshot.waits_for):
-        parts.append(_process_table(snapshot.processes))
+        parts.append(_process_table(snapshot))
     if snapshot.run is not None and not snapshot.starting:
-        if snapshot.run.workers:
+        if snapshot.run.workers and not snapshot.gone:
             parts.append(_worker_table(snapshot.run.workers))
-        if snapshot.run.servers:
+        if snapshot.run.servers and not snapshot.gone:
             parts.append(_server_table(snapshot.run.servers))
         parts.append(_rollout_line(snapshot))
     if snapshot.trainer is not None:
@@ -68,9 +68,11 @@ def _more(table: Table, total: int) -> None:
         _row(table, Text(f"… and {total - MAX_ROWS} more", style="dim"))
 
 
-def _process_table(processes: list[ProcessState]) -> RenderableType:
+def _process_table(snapshot: Snapshot) -> RenderableType:
+    processes = snapshot.processes
     if not processes:
-        return Text("waiting for the first process to report", style="yellow")
+        waiting = Text("waiting for the first process to report", style="yellow")
+        return Text("no process of this attempt has reported", style="dim") if snapshot.gone else waiting
     table = _table("process", "node", "state", "doing")
     busy_first = sorted(processes, key=lambda p: p.phase is Phase.READY)
     for process in busy_first[:MAX_ROWS]:
@@ -126,7 +128,10 @@ def _server_table(servers: list[ServerStatus]) -> Table:
 def _rollout_line(snapshot: Snapshot) -> Text:
     assert snapshot.run is not None
     counts = ", ".join(f"{n} {status}" for status, n in snapshot.run.rollouts.items() if n)
-    line = Text(f"rollouts  {counts or 'none yet'}; {snapshot.run.rollouts_per_s:.2f}/s")
+    line = Text(f"rollouts  {counts or ('none' if snapshot.gone else 'none yet')}")
+    if snapshot.gone:
+        return line
+    line.append(f"; {snapshot.run.rollouts_per_s:.2f}/s")
     if snapshot.run.draining:
         line.append("  draining: those under way may end, none is started", style="yellow")
     elif snapshot.run.paused:
@@ -153,7 +158,7 @@ def _training(snapshot: Snapshot) -> RenderableType:
     head = Text.assemble(("step ", "dim"), (f"{trainer.step}/{trainer.steps}", "bold"), f"  {trainer.phase}")
     if trainer.detail:
         head.append(f" ({trainer.detail})")
-    if trainer.eta_s:
+    if trainer.eta_s and not snapshot.gone:
         head.append(f"  about {clock(trainer.eta_s)} to go")
     lines: list[RenderableType] = [head, _bar(trainer.step, trainer.steps)]
     if rewards := snapshot.rewards:

@@ -31,6 +31,9 @@ class Snapshot:
     lost: list[LostNode] = field(default_factory=list)
     """Nodes that the attempt has lost so far; their processes count as failed."""
 
+    gone: bool = False
+    """Nothing of the run is there any more: what is shown is what was said last."""
+
     @property
     def starting(self) -> bool:
         """True until every process that has reported was ready; one that is started again was."""

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from ptyprocess import PtyProcess
 
+from prorl_hpc.__main__ import main
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.status import Phase, ProcessState, RunStatus, ServerStatus, TrainerStatus, WorkerStatus
+from prorl_hpc.slurm.endings import AttemptEnding, Ending, write_ending
 from prorl_hpc.slurm.job import JobRecord
 
 TOP = [sys.executable, "-m", "prorl_hpc", "top"]
@@ -84,3 +86,36 @@ def test_a_key_leaves_the_view_and_nothing_else(run: RunDirectory, key: str) -> 
         pass
     assert terminal.wait() == 0
     assert sorted(run.path.rglob("*")) == before
+
+
+def frame_of(run: RunDirectory) -> str:
+    done = subprocess.run([*TOP, str(run.path)], env=environment(run), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_is_over_has_no_rates_and_no_growing_clock(run: RunDirectory) -> None:
+    write_json(run.jobs / "job.json", JobRecord("slurm", "5", "host", 0, time.time() - 5000.0, 1))
+    write_json(run.trainer_status_file, TrainerStatus("done", 16, 16, time.time(), eta_s=90.0))
+    write_ending(run, AttemptEnding(Ending.FINISHED, "training is finished", time.time() - 4925.0))
+    shown = frame_of(run)
+    assert "40 done" in shown
+    assert "demo-abcdef  1:15" in shown
+    for words in ("rollouts/s", "/s", "draining", "q leaves", "to go", "7/32"):
+        assert words not in shown, words
+
+
+def test_an_attempt_that_never_began_waits_for_nobody(run: RunDirectory) -> None:
+    third = run.begin_attempt(3)
+    write_ending(third, AttemptEnding(Ending.STOPPED, "prorl-hpc stop", time.time()))
+    shown = frame_of(run)
+    assert "no process of this attempt has reported" in shown
+    assert "waiting for" not in shown
+
+
+@pytest.mark.parametrize("every", ["nan", "inf", "0", "1e-7"])
+def test_frames_come_neither_without_pause_nor_never(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], every: str
+) -> None:
+    assert main(["top", str(run.path), "--every", every]) == 2
+    assert "give seconds from 0.1" in capsys.readouterr().err

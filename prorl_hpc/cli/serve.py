@@ -20,6 +20,7 @@ from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.messages.status import Phase, ProcessState
 from prorl_hpc.slurm.job import Job
 from prorl_hpc.slurm.plan import Plan
+from prorl_hpc.slurm.run_states import run_state
 
 _WITHOUT_TRAINER = "trainer.enabled=false"
 _USAGE = """usage: prorl-hpc serve [GROUP=CHOICE | SETTING=VALUE …] [--dry-run] [--detach]
@@ -32,7 +33,7 @@ The rest is that of launch:
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: see __main__; --connect: 1 while the service is not ready."""
+    """Exit codes: see __main__; --connect: 1 while the service is not ready, and when it has ended."""
     if "--connect" in argv:
         return _connect(argv)
     words = [word for word in argv if word not in OWN_FLAGS]
@@ -78,14 +79,17 @@ class _AnnouncingJob(Job):
 
     def __init__(self, job: Job, run: RunDirectory, plan: Plan) -> None:
         super().__init__(job.record, job.name)
-        self._run, self._plan, self._told = run, plan, False
+        self._run, self._plan = run, plan
+        self._was_ready = self._told = False
 
     def alive(self) -> bool:
         leaving = self._run.stop_marker.exists()  # all may become ready while it is told to stop
         if not self._told and not leaving and not waited_for(self._run, self._plan):
-            with contextlib.suppress(RunError):  # its coordinator went just now, and comes back
-                print(f"\n{connection_text(self._run)}\n", flush=True)
-                self._told = True
+            if self._was_ready:  # and has been shown as that since then
+                with contextlib.suppress(RunError):  # its coordinator went just now, and comes back
+                    print(f"\n{connection_text(self._run)}\n", flush=True)
+                    self._told = True
+            self._was_ready = True
         return super().alive()
 
 
@@ -126,6 +130,12 @@ def _connect(argv: list[str]) -> int:
     parser.add_argument("--connect", action="store_true", required=True)
     add_run_argument(parser)
     run = chosen_run(parser.parse_args(argv).run, to_read=True)
+    state = run_state(run)
+    if not state.living:
+        why = f" ({state.detail})" if state.detail else ""
+        again = f"`prorl-hpc resume {run.path}` starts it again, `prorl-hpc serve` another"
+        print(f"{run.run_id} is {state.word}{why}, so there is no service to connect to: {again}", file=sys.stderr)
+        return 1
     plan = read_json(run.plan_file, Plan)
     waiting = waited_for(run, plan) if plan is not None else ["coordinator"]
     if waiting:

@@ -20,7 +20,10 @@ from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.messages.status import Phase, ProcessState
+from prorl_hpc.slurm.endings import AttemptEnding, Ending, write_ending
+from prorl_hpc.slurm.job import Job, JobRecord
 from prorl_hpc.slurm.plan import make_plan
+from prorl_hpc.slurm.run_states import RUNNING, RunState
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("prorl_with_fakes.py"))]
 OVERRIDES = ["model=path", "model.path=/no/model", "run.stop_timeout_s=3", "run.drain_s=1"]
@@ -52,8 +55,11 @@ def service_run(root: Path) -> RunDirectory:
     return run
 
 
-def test_how_to_connect_is_told_once_all_is_ready(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_to_connect_is_told_once_all_is_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = service_run(tmp_path)
+    monkeypatch.setattr(serve, "run_state", lambda run: RunState(RUNNING))
     write_json(run.process_state("coordinator"), ready("coordinator", http="http://node7:4711", uds="/tmp/x/c.http"))
     assert serve.main(["--connect", str(run.path)]) == 1
     assert "not ready yet: worker-0, inference-0" in capsys.readouterr().err
@@ -64,6 +70,32 @@ def test_how_to_connect_is_told_once_all_is_ready(tmp_path: Path, capsys: pytest
     assert "http://node7:4711" in said and str(run.api_token_file) in said
     assert "on node7:  unix:/tmp/x/c.http" in said
     assert f'RolloutClient.for_run("{run.path}")' in said
+
+
+def test_a_service_that_has_ended_is_told_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = service_run(tmp_path)
+    write_json(run.jobs / "job.json", JobRecord("slurm", "17", "login", 0, 0.0))
+    write_json(run.process_state("coordinator"), ready("coordinator", http="http://node7:4711"))
+    write_ending(run, AttemptEnding(Ending.STOPPED, "prorl-hpc stop", time.time()))
+    assert serve.main(["--connect", str(run.path)]) == 1
+    said = capsys.readouterr()
+    assert f"{run.run_id} is stopped (prorl-hpc stop)" in said.err and f"resume {run.path}" in said.err
+    assert "not ready" not in said.err and said.out == ""
+
+
+def test_an_attached_service_is_announced_after_its_processes_were_shown_as_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = service_run(tmp_path)
+    job = serve._AnnouncingJob(Job(JobRecord("slurm", "17", "login", 0, 0.0)), run, make_plan(run.load_config()))
+    job.state = lambda now=False: "RUNNING"  # type: ignore[method-assign]
+    for name in ("coordinator", "worker-0", "inference-0"):
+        assert job.alive()
+        write_json(run.process_state(name), ready(name, http="http://node7:4711"))
+    assert job.alive()
+    assert capsys.readouterr().out == ""  # the display reads after this question, and shows them now
+    assert job.alive() and job.alive()
+    assert capsys.readouterr().out.count("is ready.") == 1
 
 
 def test_a_service_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from prorl_hpc.cli.preflight_slurm import slurm_problems, slurm_warnings
 from prorl_hpc.config.cluster_validation import wasted
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError, filled_in
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.size_validation import size_errors
 from prorl_hpc.inference.factory import KINDS, resolve_engine
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.trainer.model_recipes import is_prepared
@@ -26,7 +28,10 @@ _GIB = 2**30
 
 
 def preflight(config: ProrlConfig, *, starting: bool = True) -> list[str]:
-    """All that is wrong, each as a sentence with its cure. ``starting``: not for a dry run, which needs no Slurm."""
+    """All that is wrong, each as a sentence with its cure. ``starting``: not for a dry run, which needs no Slurm. Nothing
+    is looked at where sizes are out of all bounds: rows and nodes would be counted out one by one."""
+    if any(size_errors(config)):
+        return []
     checks: list[Callable[[ProrlConfig], Iterator[str]]] = [
         _run_root,
         _runtime_root,
@@ -42,6 +47,8 @@ def preflight(config: ProrlConfig, *, starting: bool = True) -> list[str]:
 
 def warnings(config: ProrlConfig, *, starting: bool = True) -> list[str]:
     """What is allowed and hardly meant."""
+    if any(size_errors(config)):
+        return []
     return [*wasted(config), *slurm_warnings(config, starting=starting)]
 
 
@@ -58,6 +65,11 @@ def _run_root(config: ProrlConfig) -> Iterator[str]:
                 pass
         except OSError as error:
             reason = f"{place}: {error.strerror}"
+    if root.is_dir() and root.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+        yield (
+            f"run.root={config.run.root}: everybody may write in {root} and replace what is in it: chmod o-w {root}, or "
+            "set run.root to another directory"
+        )
     if reason:
         yield f"run.root={config.run.root} cannot be written ({reason}): set run.root to another directory"
 

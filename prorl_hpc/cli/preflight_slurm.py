@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from prorl_hpc.config.cluster_validation import cluster_errors
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.slurm.own_container_checks import container_problems
 from prorl_hpc.slurm.plan_problems import plan_problems
-from prorl_hpc.slurm.script import OWNED_OPTIONS, check_extra
+from prorl_hpc.slurm.sbatch_options import check_extra, check_sbatch_lines, check_srun_args
+from prorl_hpc.slurm.setup_checks import setup_problems
 from prorl_hpc.slurm.site import Site, ask_site
 
 _COMPONENTS = ("rollout", "inference", "trainer")
@@ -25,6 +25,7 @@ def slurm_problems(config: ProrlConfig, *, starting: bool = True) -> Iterator[st
     be there; a dry run goes without."""
     yield from container_problems(config)
     cluster = config.cluster
+    yield from setup_problems(cluster)
     if cluster.kind != "slurm":
         return
     if starting:
@@ -33,13 +34,8 @@ def slurm_problems(config: ProrlConfig, *, starting: bool = True) -> Iterator[st
     yield from check_extra("cluster.extra", cluster.extra, known)
     for name in _COMPONENTS:
         yield from check_extra(f"cluster.{name}.extra", getattr(cluster, name).extra, known)
-    for line in cluster.sbatch_lines:
-        option = re.match(r"#SBATCH\s+--([a-z-]+)", line)
-        if option and option[1] in OWNED_OPTIONS:
-            yield (
-                f"cluster.sbatch_lines: {line!r}: sbatch's --{option[1]} is decided by the plan: "
-                f"use {OWNED_OPTIONS[option[1]]}"
-            )
+    yield from check_sbatch_lines(cluster.sbatch_lines)
+    yield from check_srun_args(cluster.srun_args)
     if not any(cluster_errors(config)) and not any(_silence(config)):
         yield from plan_problems(config, _site())
 

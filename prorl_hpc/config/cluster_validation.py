@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from prorl_hpc.config.cluster_words import cluster_words
 from prorl_hpc.config.schema import ClusterConfig, ComponentConfig, ProrlConfig
+from prorl_hpc.config.size_validation import MOST_PER_NODE
 
 COMPONENTS = ("rollout", "inference", "trainer")
 _MAY_DIFFER = ("nodes", "same_nodes_as", "container", "setup")
@@ -127,17 +129,26 @@ def _absent(config: ProrlConfig) -> Iterator[str]:
 
 def _clocks(config: ProrlConfig) -> Iterator[str]:
     cluster, run = config.cluster, config.run
-    needed, whole = run.drain_s + run.stop_timeout_s, cluster.time_minutes * 60
-    if cluster.signal_lead_s < needed:
+    lead, needed, whole = cluster.signal_lead_s, run.drain_s + run.stop_timeout_s, cluster.time_minutes * 60
+    if not math.isfinite(lead + needed) or cluster.time_minutes < 1:
+        return  # told by the ranges
+    together = f"run.drain_s={run.drain_s:g} and run.stop_timeout_s={run.stop_timeout_s:g}"
+    if lead >= whole:
+        more = f"cluster.time_minutes={math.floor(max(lead, needed) / 60) + 2} or more"
+        fitting = max(math.ceil(needed), whole // 2)
+        cure = f"set cluster.signal_lead_s={fitting}, or {more}" if fitting < whole else f"set {more}"
         yield (
-            f"cluster.signal_lead_s={cluster.signal_lead_s:g} is less than run.drain_s={run.drain_s:g} and "
-            f"run.stop_timeout_s={run.stop_timeout_s:g} together: the run would be cut off while it leaves off; set it to "
-            f"{needed:g} or more"
+            f"cluster.signal_lead_s={lead:g} leaves nothing of cluster.time_minutes={cluster.time_minutes} ({whole} s), "
+            f"and leaving off takes {needed:g} s ({together}): {cure}"
         )
-    if cluster.signal_lead_s >= whole:
+    elif lead < needed:
+        if needed < whole:
+            cure = f"set it to {needed:g} or more"
+        else:
+            cure = f"set it to {math.ceil(needed)} and cluster.time_minutes={math.floor(needed / 60) + 2} or more"
         yield (
-            f"cluster.signal_lead_s={cluster.signal_lead_s:g} leaves nothing of cluster.time_minutes="
-            f"{cluster.time_minutes} ({whole} s): raise the time, or lower it to at least {needed:g}"
+            f"cluster.signal_lead_s={lead:g} is less than {together} together: the run would be cut off while it leaves "
+            f"off; {cure}"
         )
 
 
@@ -149,7 +160,7 @@ def _gpus(config: ProrlConfig) -> Iterator[str]:
         if 0 < given < needed:
             yield f"cluster.{host}.gpus={given}: its processes need {needed} per node: {_uses(config, host)}"
         elif given and names == ["inference"] and given % parallel:
-            fitting = [str(n) for n in range(1, given + 1) if given % n == 0]
+            fitting = [str(n) for n in range(1, min(given, MOST_PER_NODE) + 1) if given % n == 0]
             yield (
                 f"engine.tensor_parallel={parallel} does not divide cluster.inference.gpus={given}: "
                 f"use {', '.join(fitting)}, or another number of GPUs"

@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from prorl_hpc.config.cluster_validation import cluster_errors
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.size_validation import size_errors
+from prorl_hpc.config.text_validation import text_errors
 
 Check = tuple[Callable[[Any], bool], str]
 
@@ -77,6 +80,8 @@ def validate(config: ProrlConfig) -> list[str]:
     """Everything that is wrong, each as one sentence that names the setting, what was given and what is allowed."""
     return [
         *_ranges(config),
+        *size_errors(config),
+        *text_errors(config),
         *_names(config),
         *_trainer(config),
         *_clocks(config),
@@ -113,8 +118,27 @@ def _ranges(config: ProrlConfig) -> Iterator[str]:
 def _names(config: ProrlConfig) -> Iterator[str]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", config.run.name):
         yield f"run.name={config.run.name!r}: must be 1 to 40 letters, digits, or . _ - (it names a directory)"
+    yield from _run_root(config.run.root)
+    runtime = config.run.runtime_root
+    if not runtime.startswith(("/", "$")):
+        yield (
+            f"run.runtime_root={runtime}: must be absolute, for every node looks for it: a directory such as /tmp, or a "
+            "variable such as $SLURM_TMPDIR"
+        )
+    for name in config.engine.env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield f"engine.env: {name!r} must be the name of an environment variable: letters, digits and _"
     if not config.model.path and not config.model.prepare:
         yield "model.path is empty and model.prepare too: give a model directory (model=path model.path=/models/…)"
+
+
+def _run_root(root: str) -> Iterator[str]:
+    """It is written into the job's script, where ``%j`` and the like mean something else, and a backslash is lost."""
+    whole = str(Path(root).expanduser().absolute())
+    if wrong := sorted({character for character in whole if character in "%\\" or not character.isprintable()}):
+        told = ", ".join(map(repr, wrong))
+        where = "" if whole == root else f" (that is {whole!r})"
+        yield f"run.root={root!r}{where}: must be a path without %, backslashes and control characters; it has {told}"
 
 
 def _trainer(config: ProrlConfig) -> Iterator[str]:

@@ -6,44 +6,13 @@ It runs the launcher on the first node of the first component; the launcher star
 
 from __future__ import annotations
 
-import difflib
+import math
 import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from prorl_hpc.config.schema import ClusterConfig, ComponentConfig
 from prorl_hpc.slurm.plan import Plan
-
-OWNED_OPTIONS = {
-    "job-name": "run.name",
-    "output": "the run directory's jobs/",
-    "error": "the run directory's jobs/",
-    "open-mode": "the run directory's jobs/",
-    "nodes": "cluster.<component>.nodes",
-    "ntasks": "one task per node",
-    "ntasks-per-node": "one task per node",
-    "array": "one job per run",
-    "wrap": "one job per run",
-    "requeue": "cluster.requeue",
-    "no-requeue": "cluster.requeue",
-    "no-kill": "cluster.no_kill",
-    "signal": "cluster.signal_lead_s",
-}
-"""sbatch options that the plan decides, and what to set instead."""
-
-_SBATCH_NAMES = """account acctg-freq batch bb bbf begin chdir clusters cluster-constraint comment constraint container
-container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline
-delay-boot dependency distribution exclude exclusive export export-file extra extra-node-info get-user-env
-gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint ignore-pbs
-input kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu
-mincpus network nice nodefile nodelist ntasks-per-core ntasks-per-gpu ntasks-per-socket
-oom-kill-step overcommit oversubscribe partition power prefer priority profile propagate qos reboot
-reservation resv-ports segment sockets-per-node spread-job stepmgr switches thread-spec
-threads-per-core time time-min tmp tres-bind tres-per-task uid use-min-nodes wait wait-all-nodes
-wckey"""
-SBATCH_OPTIONS = frozenset(_SBATCH_NAMES.split())
-"""Long names that sbatch knows (Slurm 22.05 to 25.05), without those in OWNED_OPTIONS."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +22,6 @@ class Component:
     name: str
     nodes: int
     options: dict[str, str]
-
-
-def check_extra(where: str, extra: dict[str, str], site_options: Iterable[str] = ()) -> list[str]:
-    """What is wrong with ``cluster.extra`` or a component's; ``site_options`` are those that only this
-    site's sbatch knows (SPANK plugins)."""
-    known = SBATCH_OPTIONS | set(site_options)
-    errors = []
-    for key in extra:
-        if key in OWNED_OPTIONS:
-            errors.append(f"{where}.{key}: sbatch's --{key} is decided by the plan: use {OWNED_OPTIONS[key]}")
-        elif key not in known:
-            near = difflib.get_close_matches(key, known, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"valid names: {', '.join(sorted(known))}"
-            errors.append(f"{where}.{key}: sbatch has no option --{key}; {hint}")
-    return errors
 
 
 def components(cluster: ClusterConfig, plan: Plan) -> list[Component]:
@@ -91,7 +45,7 @@ def _options(cluster: ClusterConfig, component: ComponentConfig, nodes: int) -> 
         "nodelist": component.nodelist,
         "exclude": component.exclude,
         "cpus-per-task": component.cpus,
-        "mem": f"{round(component.memory_gib * 1024)}M" if component.memory_gib else "",
+        "mem": f"{math.ceil(component.memory_gib * 1024)}M" if component.memory_gib else "",
         cluster.gpu_option: _gpus(cluster, component),
     }
     options.update({key: str(value) for key, value in named.items() if value})
@@ -156,4 +110,12 @@ def render(job_name: str, folder: Path, parts: list[Component], cluster: Cluster
 
 def _sbatch_line(option: tuple[str, str]) -> str:
     key, value = option
-    return f"#SBATCH --{key}" + (f"={shlex.quote(value)}" if value else "")
+    return f"#SBATCH --{key}" + (f"={quoted(value)}" if value else "")
+
+
+def quoted(value: str) -> str:
+    """``value`` as one word for sbatch and for a shell alike. Unlike a shell, sbatch takes a backslash away between single
+    quotes too."""
+    if "\\" not in value:
+        return shlex.quote(value)
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,40 @@ def test_every_setting_of_a_site_is_in_an_example_with_a_comment() -> None:
             {"cluster__trainer__extra": {"mem": "64G"}, "cluster__trainer__memory_gib": 2.0},
             "cluster.trainer.extra.mem=64G and cluster.trainer.memory_gib=2.0 are the same",
         ),
-        ({"cluster__srun_args": ["export"]}, "must begin with an option of srun"),
+        ({"cluster__account": "$(id)"}, "cluster.account='$(id)' has '$' '(' ')' in it: must be letters, digits and"),
+        ({"cluster__qos": "a;b"}, "cluster.qos='a;b' has ';' in it"),
+        ({"cluster__licenses": "a`b"}, "cluster.licenses='a`b' has '`' in it: must be licenses"),
+        ({"cluster__mail_user": "a|b", "cluster__mail_type": ["END"]}, "cluster.mail_user='a|b' has '|' in it"),
+        ({"cluster__trainer__partition": "a\x07"}, "has '\\x07' in it"),
+        ({"cluster__trainer__nodelist": "n[1-2]*2"}, "must be names of nodes, as in node[01-04,07]"),
+        ({"cluster__trainer__constraint": "a>b"}, "must be features, put together by"),
+        ({"cluster__rollout__cpu_bind": "map_cpu:0 --x"}, "cpu_bind='map_cpu:0 --x': must be one word"),
+        ({"cluster__extra": {"comment": "a\nb"}}, "cluster.extra.comment='a\\nb' has '\\n' in it: must be one line"),
+        ({"cluster__trainer__extra": {"comment": "\u2028"}}, "cluster.trainer.extra.comment"),
+        (
+            {"cluster__extra": {"comment": "x" * 5000}},
+            "cluster.extra.comment is 5000 characters long: must be at most 4000",
+        ),
+        ({"cluster__setup": ["a\rb"]}, "cluster.setup='a\\rb' has '\\r' in it"),
+        ({"cluster__setup": ["a\x00b"]}, "cluster.setup='a\\x00b' has '\\x00' in it"),
+        ({"cluster__container__python": "p\n"}, "cluster.container.python='p\\n' has"),
+        ({"engine__extra_args": ["a\0"]}, "engine.extra_args='a\\x00' has"),
+        ({"engine__env": {"A=B": "c"}}, "engine.env: 'A=B' must be the name of an environment variable"),
+        ({"run__runtime_root": "relative/x"}, "run.runtime_root=relative/x: must be absolute"),
+        ({"run__runtime_root": "/x\n"}, "run.runtime_root='/x\\n' has"),
+        ({"cluster__rollout__nodes": 50_000_000}, "cluster.rollout.nodes=50000000: must be at most 10,000"),
+        ({"rollout__workers_per_node": 50_000_000}, "rollout.workers_per_node=50000000: must be at most 1,024"),
+        ({"engine__servers_per_node": 1025}, "engine.servers_per_node=1025: must be at most 1,024"),
+        ({"trainer__ranks_per_node": 1025}, "trainer.ranks_per_node=1025: must be at most 1,024"),
+        ({"task__train__size": 10**9}, "task.train.size=1000000000: must be at most 1,000,000"),
+        (
+            {"cluster__trainer__memory_gib": 1e12},
+            "cluster.trainer.memory_gib=1000000000000.0: must be at most 1,000,000",
+        ),
+        (
+            {"cluster__rollout__nodes": 10_000, "rollout__workers_per_node": 1_000},
+            "10000 nodes of rollout with rollout.workers_per_node=1000 are 10,000,000 processes: must be at most 100,000",
+        ),
         ({"cluster__container__args": ["--nv"]}, "has no effect without cluster.container.image"),
     ],
 )
@@ -112,6 +146,31 @@ def test_one_mistake_of_a_site_is_one_sentence(values: dict[str, Any], words: st
     errors = validate(slurm(**values))
     assert len(errors) == 1, errors
     assert words in errors[0]
+
+
+@pytest.mark.parametrize(("minutes", "lead"), [(1, 120.0), (2, 120.0), (1, 20.0), (1, 38.0), (3, 200.0)])
+@pytest.mark.parametrize("drain", [30.0, 300.0])
+def test_times_too_short_to_leave_off_are_answered_with_ones_that_fit(minutes: int, lead: float, drain: float) -> None:
+    given = {"cluster__time_minutes": minutes, "cluster__signal_lead_s": lead, "run__drain_s": drain}
+    errors = validate(slurm(**given))
+    if not errors:
+        assert drain + 8 <= lead < 60 * minutes
+        return
+    (error,) = errors
+    for text in (f"cluster.signal_lead_s={lead:g}", f"run.drain_s={drain:g}", "run.stop_timeout_s=8"):
+        assert text in error
+    cure = error.rpartition(": ")[2] if "leaves nothing" in error else error.rpartition("; ")[2]
+    new_lead = re.search(r"(?:signal_lead_s=|set it to )(\d+)", cure)
+    new_minutes = re.search(r"time_minutes=(\d+)", cure)
+    both = " and " in cure
+    if new_lead:
+        changed = {**given, "cluster__signal_lead_s": float(new_lead[1])}
+        changed |= {"cluster__time_minutes": int(new_minutes[1])} if both and new_minutes else {}
+        assert validate(slurm(**changed)) == []
+    if new_minutes and not both:
+        told = validate(slurm(**{**given, "cluster__time_minutes": int(new_minutes[1])}))
+        assert told == [] or lead < drain + 8
+    assert new_lead or new_minutes
 
 
 def test_components_that_name_one_another_are_told_each() -> None:
@@ -123,6 +182,16 @@ def test_components_that_name_one_another_are_told_each() -> None:
     "values",
     [
         {"cluster__interface": "ib0"},
+        {"cluster__trainer__constraint": "[(knl&hbm)*2|(ib,a100)]"},
+        {"cluster__trainer__nodelist": "gpu[01-04,07],big1"},
+        {"cluster__trainer__nodelist": "./nodes.txt"},
+        {"cluster__trainer__partition": "a,b", "cluster__account": "wsl-2.x@y", "cluster__licenses": "m:2,a@s:1|b"},
+        {
+            "cluster__extra": {"comment": "it's 'two' words \\ $(id)"},
+            "cluster__setup": ["\tx=$(id -u); echo 'é' \"$x\""],
+        },
+        {"run__runtime_root": "$SLURM_TMPDIR/x"},
+        {"cluster__rollout__nodes": 10_000},
         {"cluster__interface": "10.1.0.0/16"},
         {"cluster__interface": "fd00::/8"},
         {"cluster__rollout__cpu_bind": "verbose,map_cpu:0,1,2"},

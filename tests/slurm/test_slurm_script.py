@@ -13,10 +13,11 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ComponentConfig, ProrlConfig
 from prorl_hpc.slurm.environment import child_environment, submission_unset
 from prorl_hpc.slurm.plan import make_plan
-from prorl_hpc.slurm.script import check_extra, components, render
+from prorl_hpc.slurm.sbatch_options import check_extra
+from prorl_hpc.slurm.script import components, render
 from prorl_hpc.slurm.states import JobPhase, worst
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN, ROOT = Path(__file__).parent / "golden", Path(__file__).parents[2]
 
 
 def slurm_config() -> ProrlConfig:
@@ -70,7 +71,7 @@ def test_the_script_is_as_the_golden_file_says(name: str, config: ProrlConfig) -
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize(
-    "directory", [GOLDEN, Path(__file__).parents[2] / "sbatch", Path(__file__).parents[1] / "cluster"]
+    "directory", [GOLDEN, ROOT / "sbatch", ROOT / "prorl_hpc" / "slurm" / "private"], ids=lambda path: path.name
 )
 def test_scripts_pass_shellcheck(directory: Path) -> None:
     scripts = [str(path) for path in directory.iterdir() if path.suffix in (".sbatch", ".sh")]

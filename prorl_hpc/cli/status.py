@@ -28,6 +28,7 @@ from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.slurm.run_states import run_state, run_states
 
 LIMIT = 20
+MIN_WATCH_S, MAX_WATCH_S = 1.0, 86400.0
 PLAIN_WIDTH = 160
 """Columns where standard output is no terminal."""
 
@@ -42,11 +43,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="all runs")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="again and again, until Ctrl-C")
     args = parser.parse_args(argv)
-    if args.limit < 1 or (args.watch is not None and args.watch <= 0):
-        raise ConfigError("--limit takes a number from 1 on, --watch seconds greater than 0")
+    if args.limit < 1:
+        raise ConfigError(f"--limit {args.limit}: give a number, 1 or more")
+    if args.watch is not None and not MIN_WATCH_S <= args.watch <= MAX_WATCH_S:
+        raise ConfigError(
+            f"--watch {args.watch:g}: give seconds from {MIN_WATCH_S:g}, for each cycle asks Slurm's controller, to "
+            f"{MAX_WATCH_S:g}"
+        )
     limit = None if args.all else args.limit
     if args.run is not None:
-        run = chosen_run(args.run)
+        run = chosen_run(args.run, to_read=True)
         _show(lambda: detail_json(run, run_state(run)), lambda: detail_view(run, run_state(run)), args.json, args.watch)
     else:
         _show(lambda: list_json(limit), lambda: list_view(limit), args.json, args.watch)

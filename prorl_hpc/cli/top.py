@@ -20,7 +20,7 @@ from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.observe.display import render
 from prorl_hpc.observe.snapshot import Snapshot, SnapshotReader
 from prorl_hpc.observe.wording import count
-from prorl_hpc.slurm.run_states import SUSPENDED, WAITING, RunState, run_state
+from prorl_hpc.slurm.run_states import SUSPENDED, WAITING, run_state
 
 MIN_EVERY_S, MAX_EVERY_S = 0.1, 3600.0
 STATE_EVERY_S = 5.0

@@ -37,7 +37,10 @@ class InUse:
         if used := next((name for name in self.paths if name == str(path) or name.startswith(prefix)), ""):
             return f"a process has {used} open"
         for file in [path, *path.rglob("*")]:
-            info = file.lstat()
+            try:
+                info = file.lstat()
+            except FileNotFoundError:
+                continue
             if (info.st_dev, info.st_ino) in self.inodes:
                 return f"a process has {file} open"
             if file.is_socket() and file.name in self.sockets:

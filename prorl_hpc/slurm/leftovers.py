@@ -1,8 +1,9 @@
 """What dead runs of this user left on this machine: runtime directories and shared memory. Only what is surely dead.
 
-A runtime directory says whose it is (its ``owner`` file): it is dead when neither that job nor that process lives. One
-without such a file, and shared memory whose runtime directory is gone, are dead when nobody listens on their sockets and
-no process has anything in them open (slurm.in_use).
+A runtime directory says whose it is (its ``owner`` file): it is dead when neither that job nor that process lives, which
+can be known only where that process's number counts (slurm.process_identity). One without such a file, and shared memory
+whose runtime directory is gone, are dead when nobody listens on their sockets and no process has anything in them open
+(slurm.in_use).
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from prorl_hpc.config.run_directory import OWNER_FILE
 from prorl_hpc.slurm.cleanup import SHARED_MEMORY, remove_path
 from prorl_hpc.slurm.in_use import InUse
+from prorl_hpc.slurm.process_identity import Life, ProcessIdentity
 from prorl_hpc.slurm.states import JobPhase, JobReports, job_reports
 
 YOUNG_S = 60.0
 """A directory without an owner may just be coming to be."""
-_CLOCK_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ def find_leftovers(roots: Iterable[Path], living: Iterable[str] = ()) -> list[Le
     owners = {path: read_owner(path) for path in directories}
     jobs = {owner["job"] for owner in owners.values() if owner.get("job")}
     asked, alive, used = job_reports(jobs), set(living), InUse.now()
-    found = [_of_directory(path, owners[path], asked, alive, used) for path in directories]
+    found = list(_still_there(directories, lambda path: _of_directory(path, owners[path], asked, alive, used)))
     kept = {item.path.name for item in found if not item.dead}
     kept |= {f"prorl-{item.run_id}" for item in found if not item.dead and item.run_id} | {f"prorl-{i}" for i in alive}
     memory = _ours(SHARED_MEMORY, "prorl-*", lambda mode: not stat.S_ISLNK(mode))
-    return found + [_of_memory(path, kept, used) for path in memory]
+    return [*found, *_still_there(memory, lambda path: _of_memory(path, kept, used))]
 
 
 def remove(leftover: Leftover) -> list[str]:
@@ -58,12 +59,21 @@ def remove(leftover: Leftover) -> list[str]:
 
 
 def read_owner(directory: Path) -> dict[str, str]:
-    """run, path, job and pid of a runtime directory; empty if it does not say."""
+    """run, path, job, cluster and process of a runtime directory; empty if it does not say."""
     try:
         lines = (directory / OWNER_FILE).read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         return {}
     return {key: value for key, _, value in (line.partition("=") for line in lines) if value}
+
+
+def _still_there(paths: Iterable[Path], look: Callable[[Path], Leftover]) -> Iterator[Leftover]:
+    """``look`` at each; what its own run removes meanwhile is left out."""
+    for path in paths:
+        try:
+            yield look(path)
+        except FileNotFoundError:
+            continue
 
 
 def _of_directory(path: Path, owner: dict[str, str], asked: JobReports, alive: set[str], used: InUse) -> Leftover:
@@ -73,21 +83,25 @@ def _of_directory(path: Path, owner: dict[str, str], asked: JobReports, alive: s
     elif run_id in alive:
         dead, why = False, f"{run_id} lives"
     else:
-        dead, why = _owned(path, owner, asked)
+        dead, why = _owned(owner, asked)
     return Leftover(path, run_id, dead, why, owner)
 
 
-def _owned(path: Path, owner: dict[str, str], asked: JobReports) -> tuple[bool, str]:
+def _owned(owner: dict[str, str], asked: JobReports) -> tuple[bool, str]:
     if job := owner.get("job"):
-        report = asked.of(job)
+        cluster = owner.get("cluster", "")
+        report = asked.of(job, f"prorl-{run_id}" if (run_id := owner.get("run")) else "", cluster)
         if report is None:
-            return False, f"it is not known whether job {job} lives: {asked.trouble}"
+            return False, f"it is not known whether job {job} lives: {asked.why_unknown(cluster)}"
         if report.phase is not JobPhase.ENDED:
             return False, f"job {job} is {report.state}"
-    pid = owner.get("pid", "")
-    if not pid.isdigit() or _is_alive(int(pid), (path / OWNER_FILE).stat().st_mtime):
-        return False, f"its process {pid or '(none named)'} lives" if pid.isdigit() else "it names no process"
-    return True, f"job {job} and process {pid} are gone" if job else f"process {pid} is gone"
+    process = ProcessIdentity.from_words(owner)
+    if process is None:
+        return False, "it names no process"
+    life = process.life()
+    if life is Life.DEAD:
+        return True, f"job {job} and process {process.pid} are gone" if job else f"process {process.pid} is gone"
+    return False, f"its process {process.pid} lives" if life is Life.ALIVE else process.why_unknown()
 
 
 def _unowned(path: Path, used: InUse) -> tuple[bool, str]:
@@ -119,17 +133,3 @@ def _ours(root: Path, pattern: str, kind: Callable[[int], bool]) -> list[Path]:
         if info.st_uid == os.getuid() and kind(info.st_mode):
             found.append(path)
     return found
-
-
-def _is_alive(pid: int, known_since: float) -> bool:
-    """Whether that process runs, and not a later one with its number: it was there at ``known_since``."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        dead = process.status() == psutil.STATUS_ZOMBIE or process.create_time() > known_since + _CLOCK_GRACE_S
-        return not dead
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True

@@ -41,9 +41,8 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     def of(cls, pid: int) -> ProcessIdentity:
         """A process of this PID namespace that lives."""
         started = (start_ticks(pid) or 0) if _proc_is_ours() else 0
-        namespace = (_PROC / "self" / "ns" / "pid").stat().st_ino
         boot, machine = _read(_PROC / "sys" / "kernel" / "random" / "boot_id"), _read(_MACHINE_ID)
-        return cls(pid, started, socket.gethostname(), boot, machine, namespace)
+        return cls(pid, started, socket.gethostname(), boot, machine, _namespace())
 
     @classmethod
     def from_words(cls, words: Mapping[str, str]) -> ProcessIdentity | None:
@@ -97,7 +96,17 @@ def start_ticks(pid: int) -> int | None:
 
 def _proc_is_ours() -> bool:
     """/proc shows this PID namespace; it need not after unshare(1) without a mount of its own."""
-    return os.readlink(_PROC / "self") == str(os.getpid())
+    try:
+        return (_PROC / "self").readlink().name == str(os.getpid())
+    except OSError:
+        return False
+
+
+def _namespace() -> int:
+    try:
+        return (_PROC / "self" / "ns" / "pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def _read(file: Path) -> str:

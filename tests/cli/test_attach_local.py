@@ -54,3 +54,12 @@ def test_a_command_beside_a_local_run(run: RunDirectory, tmp_path: Path) -> None
     job = Job.open(run)
     assert job is not None
     assert job.alive()
+
+
+def test_clean_leaves_a_living_run_alone_whatever_the_clock_says(run: RunDirectory, tmp_path: Path) -> None:
+    runtime = run.runtime_dir(run.load_config().run.runtime_root)
+    os.utime(runtime / "owner", (1, 1))
+    environ = {**os.environ, "PRORL_HOME": str(tmp_path / "an index without it")}
+    command = [sys.executable, "-m", "prorl_hpc", "clean", "--root", str(runtime.parent), "--dry-run"]
+    done = subprocess.run(command, cwd="/", env=environ, capture_output=True, text=True, timeout=60)
+    assert f"keeping {runtime} of {run.run_id}: its process" in done.stdout, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,16 +11,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from prorl_hpc.__main__ import main
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import write_json
-from prorl_hpc.slurm import leftovers
+from prorl_hpc.slurm import leftovers, process_identity
 from prorl_hpc.slurm.endings import AttemptEnding, Ending, write_ending
 from prorl_hpc.slurm.job import JobRecord
 from prorl_hpc.slurm.leftovers import find_leftovers
+from prorl_hpc.slurm.process_identity import Life, ProcessIdentity
 from prorl_hpc.slurm.run_index import all_runs, register_run
+from prorl_hpc.slurm.states import JobReports
 
 
 @pytest.fixture
@@ -50,22 +54,32 @@ def runtime_dir(place: Path, digest: str, owner: str | None, age_s: float = 3600
 
 
 @pytest.fixture
-def dead_pid() -> int:
-    child = subprocess.Popen(["true"])
-    child.wait()
-    return child.pid
+def dead() -> ProcessIdentity:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        return ProcessIdentity.of(child.pid)
 
 
-def owner_of(run: str, job: int | str, pid: int) -> str:
-    return f"run={run}\npath=/nowhere/{run}\njob={job}\npid={pid}\n"
+@pytest.fixture
+def me() -> ProcessIdentity:
+    return ProcessIdentity.of(os.getpid())
 
 
-def test_only_what_is_surely_dead_goes(place: Path, dead_pid: int, capsys: pytest.CaptureFixture[str]) -> None:
-    dead_job = runtime_dir(place, "a", owner_of("demo-aaaaaa", 4, dead_pid))
-    dead_process = runtime_dir(place, "b", owner_of("demo-bbbbbb", "", dead_pid))
-    living_job = runtime_dir(place, "c", owner_of("demo-cccccc", 5, dead_pid))
-    living_process = runtime_dir(place, "d", owner_of("demo-dddddd", "", os.getpid()), age_s=0)
-    recycled = runtime_dir(place, "e", owner_of("demo-eeeeee", "", os.getpid()), age_s=1e8)
+def owner_of(run: str, job: int | str, process: ProcessIdentity) -> str:
+    owner = {"run": run, "path": f"/nowhere/{run}", "job": job, **process.words()}
+    return "".join(f"{key}={value}\n" for key, value in owner.items())
+
+
+def test_only_what_is_surely_dead_goes(
+    place: Path, dead: ProcessIdentity, me: ProcessIdentity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead_job = runtime_dir(place, "a", owner_of("demo-aaaaaa", 4, dead))
+    dead_process = runtime_dir(place, "b", owner_of("demo-bbbbbb", "", dead))
+    living_job = runtime_dir(place, "c", owner_of("demo-cccccc", 5, dead))
+    # its directory may look older than the process: clocks are set
+    living_process = runtime_dir(place, "d", owner_of("demo-dddddd", "", me), age_s=1e8)
+    recycled = runtime_dir(
+        place, "e", owner_of("demo-eeeeee", "", msgspec.structs.replace(me, started=me.started - 1)), age_s=0
+    )
     unowned, young = runtime_dir(place, "f", None), runtime_dir(place, "g", None, age_s=0)
     foreign = place / "prorl-4294967294-h"
     foreign.mkdir()
@@ -79,10 +93,75 @@ def test_only_what_is_surely_dead_goes(place: Path, dead_pid: int, capsys: pytes
     assert f"keeping {living_job} of demo-cccccc: job 5 is RUNNING" in capsys.readouterr().out
 
 
-def test_nothing_of_a_job_goes_while_slurm_does_not_answer(place: Path, dead_pid: int) -> None:
+def test_a_process_of_another_place_is_not_taken_for_dead(
+    place: Path, dead: ProcessIdentity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same host name tells nothing: containers and reinstalled machines share them."""
+    elsewhere = {
+        "a": {"pidns": dead.pidns - 1},
+        "b": {"boot": "another", "host": "node-b"},
+        "c": {"boot": "another", "machine": "another"},
+        "d": {"boot": "another", "machine": ""},
+        "e": {"boot": "", "pidns": 0, "started": 0},
+    }
+    for digest, other in elsewhere.items():
+        runtime_dir(place, digest, owner_of(f"demo-{digest * 6}", "", msgspec.structs.replace(dead, **other)))
+    assert main(["clean"]) == 0
+    assert sorted(path.name[-1] for path in place.iterdir()) == list(elsewhere)
+    told = capsys.readouterr().out
+    assert "in another PID namespace" in told
+    assert "was started on node-b" in told
+
+
+def test_a_reboot_ends_all_processes_of_a_machine(
+    dead: ProcessIdentity, me: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = msgspec.structs.replace(me, boot="before", machine="m", pidns=17)
+    monkeypatch.setattr(ProcessIdentity, "of", lambda pid: msgspec.structs.replace(me, machine="m", pidns=17))
+    assert before.life() is Life.UNKNOWN  # a container's name and machine id are those of its image
+    monkeypatch.setattr(process_identity, "_OUTSIDE_CONTAINERS", 17)
+    assert before.life() is Life.DEAD
+    assert msgspec.structs.replace(before, machine="other").life() is Life.UNKNOWN
+    assert (dead.life(), me.life()) == (Life.UNKNOWN, Life.UNKNOWN)  # of another namespace by now
+
+
+def test_a_job_of_another_run_or_cluster_says_nothing(
+    place: Path, dead: ProcessIdentity, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl_hpc.slurm.states.this_cluster", lambda: "this")
+    (place.parent / "bin" / "squeue").write_text("#!/bin/sh\necho '5|RUNNING|None|N/A|1:00|prorl-demo-eeeeee'\n")
+    ours = owner_of("demo-aaaaaa", 5, dead)
+    reused = runtime_dir(place, "a", f"{ours}cluster=this\n")
+    elsewhere = runtime_dir(place, "b", f"{ours}cluster=that\n")
+    assert main(["clean"]) == 0
+    assert not reused.exists()
+    assert elsewhere.exists()
+    assert "its job is on the cluster that" in capsys.readouterr().out
+
+
+def test_what_goes_away_meanwhile_is_no_error(
+    place: Path, dead: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that owns it removes it while clean looks."""
+    paths = [runtime_dir(place, "a", None), runtime_dir(place, "b", owner_of("demo-bbbbbb", "", dead))]
+    shared = place.parent / "shm" / "prorl-demo-cccccc-w"
+    shared.touch()
+    asks = leftovers.job_reports
+
+    def ask_meanwhile(jobs: set[str]) -> JobReports:
+        for path in paths:
+            shutil.rmtree(path)
+        return asks(jobs)
+
+    monkeypatch.setattr(leftovers, "job_reports", ask_meanwhile)
+    monkeypatch.setattr(leftovers.InUse, "user_of", lambda self, path: shared.unlink(missing_ok=True) or "")
+    assert main(["clean"]) == 0
+
+
+def test_nothing_of_a_job_goes_while_slurm_does_not_answer(place: Path, dead: ProcessIdentity) -> None:
     squeue = place.parent / "bin" / "squeue"
     squeue.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
-    path = runtime_dir(place, "a", owner_of("demo-aaaaaa", 4, dead_pid))
+    path = runtime_dir(place, "a", owner_of("demo-aaaaaa", 4, dead))
     assert main(["clean"]) == 0
     assert path.exists()
 
@@ -113,11 +192,11 @@ def test_without_an_owner_what_is_in_use_stays(place: Path, holder: Path, capsys
     assert not listening.exists()
 
 
-def test_shared_memory_goes_with_its_run(place: Path, dead_pid: int) -> None:
+def test_shared_memory_goes_with_its_run(place: Path, dead: ProcessIdentity) -> None:
     shm = place.parent / "shm"
-    dead = runtime_dir(place, "a", owner_of("demo-aaaaaa", "", dead_pid))
-    living = runtime_dir(place, "b", owner_of("demo-bbbbbb", 5, dead_pid))
-    names = [f"{dead.name}-x", f"{living.name}-x", "prorl-demo-aaaaaa-w", "prorl-demo-bbbbbb-w", "prorl-demo-eeeeee-w"]
+    gone = runtime_dir(place, "a", owner_of("demo-aaaaaa", "", dead))
+    living = runtime_dir(place, "b", owner_of("demo-bbbbbb", 5, dead))
+    names = [f"{gone.name}-x", f"{living.name}-x", "prorl-demo-aaaaaa-w", "prorl-demo-bbbbbb-w", "prorl-demo-eeeeee-w"]
     for name in [*names, "other"]:
         (shm / name).touch()
         os.utime(shm / name, (1, 1))
@@ -127,11 +206,11 @@ def test_shared_memory_goes_with_its_run(place: Path, dead_pid: int) -> None:
     assert "other" not in found
 
 
-def test_a_directory_with_a_new_owner_is_not_removed(place: Path, dead_pid: int) -> None:
-    path = runtime_dir(place, "a", owner_of("demo-aaaaaa", "", dead_pid))
+def test_a_directory_with_a_new_owner_is_not_removed(place: Path, dead: ProcessIdentity, me: ProcessIdentity) -> None:
+    path = runtime_dir(place, "a", owner_of("demo-aaaaaa", "", dead))
     (item,) = find_leftovers([place])
     assert item.dead
-    (path / "owner").write_text(owner_of("demo-aaaaaa", 5, os.getpid()))
+    (path / "owner").write_text(owner_of("demo-aaaaaa", 5, me))
     assert leftovers.remove(item) == []
     assert path.exists()
 

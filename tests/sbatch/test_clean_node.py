@@ -14,6 +14,7 @@ import pytest
 from prorl_hpc.slurm.private.base import PrivateSlurm, missing
 from prorl_hpc.slurm.private.opening import start_cluster
 from prorl_hpc.slurm.private.shape import Shape
+from prorl_hpc.slurm.process_identity import ProcessIdentity
 
 SCRIPT = Path(__file__).resolve().parents[2] / "sbatch" / "clean_node.sh"
 SOMEBODY, SOMEBODY_ELSE = 65534, 65533
@@ -37,10 +38,14 @@ def clean(*roots: Path, **environment: str) -> str:
     return done.stdout
 
 
-def dead_pid() -> int:
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
+def dead_process() -> dict[str, str]:
+    """What `owner` says of a process that is over."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        return ProcessIdentity.of(process.pid).words()
+
+
+def this_process() -> dict[str, str]:
+    return ProcessIdentity.of(os.getpid()).words()
 
 
 def leave(root: Path, digest: str = "0a1b2c3d4e", uid: int | None = None, **owner: object) -> Path:
@@ -48,7 +53,7 @@ def leave(root: Path, digest: str = "0a1b2c3d4e", uid: int | None = None, **owne
     uid = os.getuid() if uid is None else uid
     path = root / f"prorl-{uid}-{digest}"
     path.mkdir(mode=0o700)
-    lines = {"run": "run-abc123", "path": "/shared/runs/run-abc123", "job": "", "pid": dead_pid(), **owner}
+    lines = {"run": "run-abc123", "path": "/shared/runs/run-abc123", "job": "", **dead_process(), **owner}
     (path / "owner").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
     (path / "sandboxes" / "one").mkdir(parents=True)
     (path / "sandboxes" / "one" / "file").write_text("x")
@@ -76,7 +81,7 @@ def test_shared_memory_of_the_same_name_goes_too(node_tmp: Path) -> None:
 
 
 def test_what_lives_is_left_alone(node_tmp: Path) -> None:
-    by_pid = leave(node_tmp, "aaaaaaaaaa", pid=os.getpid())
+    by_pid = leave(node_tmp, "aaaaaaaaaa", **this_process())
     by_run = leave(node_tmp, "bbbbbbbbbb", run="run-that-lives")
     by_job = leave(node_tmp, "cccccccccc", job=4711)
     dead = leave(node_tmp, "dddddddddd", job=4712)
@@ -93,6 +98,66 @@ def test_what_lives_is_left_alone(node_tmp: Path) -> None:
     assert not dead.exists()
 
 
+def test_a_process_is_told_from_a_later_one_and_from_those_of_other_places(node_tmp: Path) -> None:
+    me = this_process()
+    recycled = leave(node_tmp, "aaaaaaaaaa", **{**me, "started": int(me["started"]) - 1})
+    before_reboot = leave(node_tmp, "bbbbbbbbbb", boot="0-0", **{"pidns": 0xEFFFFFFC})
+    elsewhere = [
+        leave(node_tmp, "cccccccccc", pidns=17),
+        leave(node_tmp, "dddddddddd", boot="0-0", host="elsewhere"),
+        leave(node_tmp, "eeeeeeeeee", boot="0-0", machine="other"),
+        leave(node_tmp, "ffffffffff", boot="", started=0),
+    ]
+    clean(node_tmp)
+    assert not recycled.exists()
+    outside_containers = Path("/proc/self/ns/pid").stat().st_ino == 0xEFFFFFFC and me["machine"] != ""
+    assert before_reboot.exists() != outside_containers
+    assert [path for path in elsewhere if not path.exists()] == []
+
+
+def edited(place: Path, **settings: str) -> Path:
+    """A copy of the script with other values of its variables."""
+    copy = place / "clean_node.sh"
+    lines = SCRIPT.read_text().splitlines(keepends=True)
+    names = {f"{name}=": f"{name}={value}\n" for name, value in settings.items()}
+    copy.write_text("".join(next((new for old, new in names.items() if line.startswith(old)), line) for line in lines))
+    copy.chmod(0o755)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [({"total_s": "2"}, "not done after 2 s"), ({"directory_s": "2"}, "could not remove all of")],
+    ids=["of-all", "of-one-directory"],
+)
+def test_what_hangs_ends_at_its_deadline(node_tmp: Path, limits: dict[str, str], said: str) -> None:
+    programs = node_tmp / "bin"
+    programs.mkdir()
+    (programs / "rm").write_text(f"#!/bin/sh\necho $$ >>{node_tmp}/started\nexec sleep 600\n")
+    (programs / "rm").chmod(0o755)
+    (node_tmp / "started").touch()  # on a slow machine the time may be over before
+    left = leave(node_tmp)
+    copy = edited(node_tmp, path=f"{programs}:/usr/bin:/bin", **limits)
+    done = subprocess.run([str(copy), str(node_tmp)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert said in done.stdout
+    assert left.exists()
+    assert [pid for pid in (node_tmp / "started").read_text().split() if Path(f"/proc/{pid}").exists()] == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="plays several users, which needs root")
+def test_the_group_of_a_directory_lends_no_rights(node_tmp: Path) -> None:
+    left = leave(node_tmp, uid=SOMEBODY)
+    roots = left / "roots"
+    roots.mkdir()
+    (roots / "file").write_text("in a directory that the group of root may write to")
+    roots.chmod(0o770)
+    os.chown(left, SOMEBODY, 0)
+    said = clean(node_tmp)
+    assert "could not remove all of" in said
+    assert (roots / "file").exists()
+
+
 def test_what_it_cannot_place_is_left_alone(node_tmp: Path) -> None:
     kept = [
         leave(node_tmp, "aaaaaaaaaa", pid="1; rm -rf /"),
@@ -107,7 +172,9 @@ def test_what_it_cannot_place_is_left_alone(node_tmp: Path) -> None:
     kept[3].chmod(0o755)
     for path in kept[4:]:
         path.mkdir(mode=0o700)
-        (path / "owner").write_text(f"run=x\npid={dead_pid()}\n")
+        (path / "owner").write_text(
+            "".join(f"{key}={value}\n" for key, value in {"run": "x", **dead_process()}.items())
+        )
     clean(node_tmp)
     assert [path for path in kept if not path.exists()] == []
 
@@ -124,7 +191,7 @@ def test_links_lead_root_nowhere(node_tmp: Path) -> None:
     no_owner = leave(node_tmp, "cccccccccc", uid=SOMEBODY)
     (no_owner / "owner").unlink()
     secret = precious / "secret"
-    secret.write_text(f"run=secret\npid={dead_pid()}\n")
+    secret.write_text("".join(f"{key}={value}\n" for key, value in {"run": "secret", **dead_process()}.items()))
     secret.chmod(0o600)
     (no_owner / "owner").symlink_to(secret)
     inside = leave(node_tmp, "dddddddddd", uid=SOMEBODY)
@@ -166,9 +233,12 @@ def test_users_clean_what_is_theirs(node_tmp: Path) -> None:
 SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
+from prorl_hpc.slurm.process_identity import ProcessIdentity
 path = Path("/tmp") / f"prorl-{os.getuid()}-{sys.argv[1]}"
 path.mkdir(mode=0o700, exist_ok=True)
-(path / "owner").write_text(f"run={os.environ['PRORL_RUN_ID']}\\npath=/x\\njob={os.environ['SLURM_JOB_ID']}\\npid={os.getpid()}\\n")
+owner = {"run": os.environ["PRORL_RUN_ID"], "path": "/x", "job": os.environ["SLURM_JOB_ID"]}
+owner |= ProcessIdentity.of(os.getpid()).words()
+(path / "owner").write_text("".join(f"{key}={value}\\n" for key, value in owner.items()))
 (Path(sys.argv[2]) / f"up-{os.environ['SLURM_JOB_ID']}-{os.environ['SLURMD_NODENAME']}").touch()
 time.sleep(600)
 """

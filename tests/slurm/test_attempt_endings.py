@@ -41,6 +41,13 @@ def test_the_first_order_and_the_first_failure_hold(run: RunDirectory) -> None:
 def test_marks_without_form_count_too(run: RunDirectory) -> None:
     run.stop_marker.write_text("by hand\n")
     assert read_stop(run) == StopOrder(Ending.STOPPED, "by hand")
+    run.stop_marker.write_text('{"ending": "suspended", "reason": "time limit", "drain_s": null}')
+    assert read_stop(run) == StopOrder(Ending.STOPPED, "state/STOP is there but does not read as an order")
+    run.stop_marker.unlink()
+    run.stop_marker.mkdir()
+    order = read_stop(run)
+    assert order is not None
+    assert (order.ending, order.drain_s) == (Ending.STOPPED, 0.0)
     run.failure_file.touch()  # as on a full disk
     failure = read_failure(run)
     assert failure is not None

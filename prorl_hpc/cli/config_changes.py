@@ -47,7 +47,7 @@ def with_overrides(config: ProrlConfig, words: list[str]) -> tuple[ProrlConfig, 
     from prorl_hpc.cli.composition_errors import explain
 
     changed, errors, parser = OmegaConf.structured(config), list[str](), OverridesParser.create()
-    for word in words:
+    for word in sorted(words, key=lambda word: "." in word.partition("=")[0]):  # groups before what changes them
         try:
             (parsed,) = parser.parse_overrides([word])
             if parsed.is_sweep_override():
@@ -69,10 +69,8 @@ def _apply(config: DictConfig, key: str, value: Any, word: str, *, add: bool, de
         OmegaConf.update(config, key, value)  # there is no such setting, and OmegaConf says so
         raise ConfigError(f"{word}: {parent} is a single value")
     if last in node and is_dataclass(_type_of(node[last])):
-        raise ConfigError(
-            f"{word}: a run is resumed with single settings, not with another group: {key}.<setting>=…; "
-            f"settings of {key}: {', '.join(map(str, node[last]))}"
-        )
+        config[key] = _group(config, key, value, word)
+        return
     if key in _FIXED:
         raise ConfigError(f"{word}: {_FIXED[key]}; leave it out, or launch a new run")
     is_open = _type_of(node) is dict
@@ -88,6 +86,18 @@ def _apply(config: DictConfig, key: str, value: Any, word: str, *, add: bool, de
             node[last] = value
     else:
         OmegaConf.update(config, key, value, merge=False)
+
+
+def _group(config: DictConfig, key: str, value: Any, word: str) -> Any:
+    """What the file ``key``/``value`` sets, over the defaults: as in launch, in place of all that the run has there."""
+    from prorl_hpc.cli.composition import compose_all
+
+    if "." in key or key == "run" or not isinstance(value, str):
+        raise ConfigError(
+            f"{word}: {key} has settings of its own: {', '.join(map(str, OmegaConf.select(config, key)))}"
+        )
+    (composed,) = compose_all([f"{key}={value}"])
+    return OmegaConf.structured(getattr(composed.config, key))
 
 
 def _type_of(node: Any) -> Any:

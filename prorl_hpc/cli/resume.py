@@ -8,7 +8,6 @@ sampling, …) can be changed only with --fresh: what was recorded of open order
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,10 +20,12 @@ from prorl_hpc.cli.preflight import preflight
 from prorl_hpc.cli.run_choice import chosen_run, link_latest
 from prorl_hpc.cli.run_rows import last_step
 from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.run_lock import RunLock
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.store import save
 from prorl_hpc.config.validation import validate
 from prorl_hpc.messages.errors import ConfigError, RunError
+from prorl_hpc.slurm.job import Job, strange_jobs
 from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.slurm.run_states import FINISHED, UNKNOWN, run_state
 from prorl_hpc.transport.keys import RunKeys
@@ -40,6 +41,11 @@ def main(argv: list[str]) -> int:
     args = parser.parse_intermixed_args(argv)
     given, overrides = _parted(args.words)
     run = chosen_run(given)
+    with run.lock("resume") as lock:
+        return _resume(run, overrides, lock, fresh=args.fresh, detach=args.detach)
+
+
+def _resume(run: RunDirectory, overrides: list[str], lock: RunLock, *, fresh: bool, detach: bool) -> int:
     _check_over(run)
     old = run.load_config()
     changed, wrong = with_overrides(old, overrides)
@@ -52,7 +58,8 @@ def main(argv: list[str]) -> int:
             f"{2 * new.trainer.steps}). Its report: {run.report_file}"
         )
         return 0
-    wrong += [] if args.fresh else _harm(changes)
+    wrong += [] if fresh else _harm(changes)
+    wrong += _too_few_steps(run, new)
     if errors := [*wrong, *validate(new), *preflight(new)]:
         print("\n".join(["The run cannot go on:", *(f"  - {error}" for error in errors)]), file=sys.stderr)
         return 2
@@ -60,15 +67,17 @@ def main(argv: list[str]) -> int:
         print(f"{name}: {before} → {after}")
     RunKeys.load(run.keys)
     plan = make_plan(new)
-    with _as_before_if_refused(run):
+    if new.cluster.kind == "slurm":
+        _check_no_other_job(run)
+    with _as_before_if_refused(run, lock):
         if changes:
             _save(run, new)
-        if args.fresh:
+        if fresh:
             from prorl_hpc.rollout.epoch import begin_new_epoch
 
             begin_new_epoch(run)
         link_latest(run, Path(new.run.root))
-        return run_attempt(run, new, plan, detach=args.detach)
+        return run_attempt(run, new, plan, detach=detach, lock=lock)
 
 
 def _parted(words: list[str]) -> tuple[str | None, list[str]]:
@@ -89,6 +98,21 @@ def _check_over(run: RunDirectory) -> None:
         raise RunError(f"{run.path} still runs as {job} ({state.word}): stop it first with `prorl-hpc stop {run.path}`")
 
 
+def _check_no_other_job(run: RunDirectory) -> None:
+    if others := strange_jobs(run, Job.open(run)):
+        raise RunError(
+            f"{run.path} may still run, though not as the job that it has on record: {', '.join(others)}. Wait until it is "
+            "gone, or end it with scancel"
+        )
+
+
+def _too_few_steps(run: RunDirectory, config: ProrlConfig) -> list[str]:
+    done = int(last_step(run).get("step", 0))
+    if not config.trainer.enabled or config.trainer.steps >= done:
+        return []
+    return [f"trainer.steps={config.trainer.steps}: the run has done {done} steps already; give more than {done}"]
+
+
 def _harm(changes: Iterable[str]) -> list[str]:
     """What would become wrong by those that need --fresh."""
     harmful = [name for name in changes if needs_fresh(name)]
@@ -103,26 +127,20 @@ def _harm(changes: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def _as_before_if_refused(run: RunDirectory) -> Iterator[None]:
-    """An attempt that never came to be leaves no trace: neither its directory, nor its settings, nor a new epoch."""
-    before, stored = (
-        run.newest_attempt,
-        {file: _bytes(file) for file in (run.config_file, run.epoch_file, run.plan_file)},
-    )
+def _as_before_if_refused(run: RunDirectory, lock: RunLock) -> Iterator[None]:
+    """An attempt that never came to be leaves no trace in the run: neither its settings, nor a new epoch. ``lock`` is
+    released when it has come to be."""
+    stored = {file: _bytes(file) for file in (run.config_file, run.epoch_file, run.plan_file)}
     try:
         yield
-    except ConfigError:
+    except BaseException:
+        if not lock.held:
+            raise
         for file, content in stored.items():
             if content is None:
                 file.unlink(missing_ok=True)
             else:
                 file.write_bytes(content)
-        for attempt in run.all_attempts():
-            if attempt.attempt > before:
-                shutil.rmtree(attempt.attempt_dir)
-        latest = run.attempts / "latest"
-        latest.unlink(missing_ok=True)
-        latest.symlink_to(str(before))
         raise
 
 

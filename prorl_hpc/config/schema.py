@@ -273,8 +273,9 @@ class ComponentConfig:
     nodelist: str = ""
     exclude: str = ""
     exclusive: bool = False
-    cpu_bind: str = "none"
-    """srun's --cpu-bind for this component's node supervisors; their processes inherit it."""
+    cpu_bind: str = ""
+    """srun's --cpu-bind for this component's node supervisors; their processes inherit it. Empty: Slurm's default, which is
+    all CPUs of the node's step, unless the site has TaskPluginParam=Autobind: then ``none`` is needed."""
     container: str = ""
     """A .sif file or image directory in which this component's processes run; in place of cluster.container.image."""
     setup: list[str] = field(default_factory=list)

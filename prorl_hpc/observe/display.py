@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prorl_hpc.messages.batch import BatchProgress
-from prorl_hpc.messages.status import Phase, ProcessState, ServerStatus, WorkerStatus
+from prorl_hpc.messages.status import Phase, ServerStatus, WorkerStatus
 from prorl_hpc.observe.restarts import Restart
 from prorl_hpc.observe.snapshot import Snapshot
 from prorl_hpc.observe.wording import clock, count, number, sparkline

@@ -67,7 +67,6 @@ def attach_words(run: RunDirectory, node: PlacedNode, command: str | None) -> li
         "--nodes=1",
         "--ntasks=1",
         f"--nodelist={node.host}",
-        "--cpu-bind=none",
         "--mpi=none",
         "--job-name=prorl-attach",
     ]

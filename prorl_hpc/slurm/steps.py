@@ -125,11 +125,13 @@ def start_clean_up(run: RunDirectory, cluster: ClusterConfig, node: PlacedNode, 
 
 
 def srun_words(run: RunDirectory, cluster: ClusterConfig, node: PlacedNode, groups: int) -> list[str]:
-    """The command line of one node's step. Since Slurm 22.05 srun does not inherit --cpus-per-task, and a supervisor
-    with several processes must not be bound to one core."""
+    """The command line of one node's step. Since Slurm 22.05 srun does not inherit --cpus-per-task. By itself Slurm
+    binds a step of one task to all its CPUs or not at all, as the supervisor of several processes needs it; where no plugin
+    binds, srun complains of any --cpu-bind."""
     component = getattr(cluster, node.component)
     words = ["srun", f"--job-name=prorl-{node.component}-{node.rank}", *_where(node, groups)]
-    words += ["--no-kill", "--unbuffered", "--mpi=none", "--export=ALL", f"--cpu-bind={component.cpu_bind}"]
+    words += ["--no-kill", "--unbuffered", "--mpi=none", "--export=ALL"]
+    words += [f"--cpu-bind={component.cpu_bind}"] if component.cpu_bind else []
     words += [f"--cpus-per-task={component.cpus}"] if component.cpus else []
     supervisor = [sys.executable, "-u", "-m", "prorl_hpc.slurm.node", str(run.path), str(run.attempt), str(node.rank)]
     return [*words, *cluster.srun_args, *_after_setup(cluster, component.setup, supervisor)]

@@ -31,6 +31,14 @@ from prorl_hpc.transport.keys import RunKeys
         (["trainer.adam_betas=[0.8,0.9]"], {"trainer.adam_betas": [0.8, 0.9]}),
         (["cluster.rollout.nodes=3"], {"cluster.rollout.nodes": 3}),
         (["trainer.steps=16"], {}),
+        (  # the group first, whatever the order
+            ["cluster.time_minutes=7", "cluster.inference.nodes=3", "cluster=slurm"],
+            {
+                "cluster.kind": "slurm",
+                "cluster.time_minutes": 7,
+                "cluster.inference.nodes": 3,
+            },
+        ),
     ],
 )
 def test_single_settings_are_changed(words: list[str], changed: dict[str, Any]) -> None:
@@ -49,8 +57,9 @@ def test_single_settings_are_changed(words: list[str], changed: dict[str, Any]) 
         (["+trainer.foo=1"], "there is no setting trainer.foo"),
         (["trainer.steps=abc"], "trainer.steps: Value 'abc'"),
         (["trainer.steps.x=1"], "trainer.steps"),
-        (["cluster=slurm"], "not with another group: cluster.<setting>=…"),
-        (["cluster.rollout=x"], "settings of cluster.rollout: nodes,"),
+        (["cluster=slurmm"], "there is no such choice; did you mean cluster=slurm?"),
+        (["run=x"], "run has settings of its own: name,"),
+        (["cluster.rollout=x"], "cluster.rollout has settings of its own: nodes,"),
         (["run.root=/elsewhere"], "the run stays in its directory"),
         (["engine.env.A=1"], "+engine.env.A="),
         (["trainer.steps=1,2"], "one value of each setting"),
@@ -83,7 +92,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     write_ending(run, AttemptEnding(Ending.STOPPED, "", time.time()))
     epoch_token(run)
     monkeypatch.setattr(resume, "preflight", lambda config: [])
-    monkeypatch.setattr(resume, "run_attempt", lambda run, config, plan, detach: run.begin_attempt(2) and 0)
+    monkeypatch.setattr(resume, "run_attempt", lambda run, config, plan, detach, lock: run.begin_attempt(2) and 0)
     return run
 
 
@@ -129,7 +138,7 @@ def test_all_that_is_wrong_is_told_at_once(run: RunDirectory, capsys: pytest.Cap
 def test_a_refused_submission_leaves_all_as_it_was(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(run: RunDirectory, config: ProrlConfig, plan: Any, *, detach: bool) -> int:
+    def refused(run: RunDirectory, config: ProrlConfig, plan: Any, **how: Any) -> int:
         run.begin_attempt(2)
         write_json(run.plan_file, plan)
         raise ConfigError("Slurm refused the job")
@@ -150,6 +159,14 @@ def test_a_finished_run_goes_on_only_with_more_steps(run: RunDirectory, capsys: 
     assert len(run.all_attempts()) == 1
     assert main(["resume", str(run.path), "trainer.steps=17"]) == 0
     assert len(run.all_attempts()) == 2
+
+
+def test_fewer_steps_than_are_done_are_refused(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    run.metrics_file.write_bytes(msgspec.json.encode({"kind": "step", "step": 12}) + b"\n")
+    assert main(["resume", str(run.path), "trainer.steps=10"]) == 2
+    assert "trainer.steps=10: the run has done 12 steps already; give more than 12" in capsys.readouterr().err
+    assert len(run.all_attempts()) == 1
+    assert main(["resume", str(run.path), "trainer.steps=13"]) == 0
 
 
 def test_a_run_that_may_live_is_not_resumed(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
 from prorl_hpc.slurm.plan import Plan
 from prorl_hpc.slurm.run_index import register_run
+from prorl_hpc.slurm.traces import storage_hint
 
 
 def run_attempt(
@@ -69,6 +70,8 @@ def tell_ending(run: RunDirectory, job: Job, *, interrupted: bool) -> int:
         _tell_what_is_left(run)
         return 130 if interrupted else 1
     print(f"\nThe run ended without a word of its own: {job.description} is {job.state(now=True)}.", file=sys.stderr)
+    if hint := storage_hint(run, job):
+        print(f"  {hint}", file=sys.stderr)
     for file in sorted(run.jobs.glob("*.err")):
         for line in tail(file, 5):
             print(f"  {file.name} | {line}", file=sys.stderr)

@@ -81,7 +81,7 @@ def merge(directory: Path, parts: list[Component], trial: TrialAllocation, wrong
     for place, part in enumerate(parts if trial.last.nodes or any(reports.values()) else []):
         report = reports[part.name]
         if report is None:
-            yield _silent(part.name, trial, place)
+            yield _silent(part.name, trial, place, directory.parent)
             continue
         where = f"{part.name} on {report.host}"
         yield _same_code(report, where)
@@ -101,10 +101,12 @@ def _allocation(trial: TrialAllocation, wrong: str, *, complete: bool) -> Findin
         nodes = ", ".join(trial.last.nodes.values())
         return Finding("ok", "allocation", f"{job}{f' on {nodes}' if nodes else ''}")
     cure = "try other settings of cluster.<component>, or look at `sinfo` and `squeue --start`"
+    if trial.last.nodes:  # it was given; its nodes are at fault
+        cure = "see what is said of its nodes"
     return Finding("fail", "allocation", f"{job}: {wrong}{f': {said}' if said else ''}", cure)
 
 
-def _silent(name: str, trial: TrialAllocation, place: int) -> Finding:
+def _silent(name: str, trial: TrialAllocation, place: int, root: Path) -> Finding:
     node = trial.last.nodes.get(place, "")
     lost = re.findall(r"Node failure on ([\w.-]+)", trial.said())
     if lost and node not in lost:
@@ -113,8 +115,8 @@ def _silent(name: str, trial: TrialAllocation, place: int) -> Finding:
     lines = [line for line in trial.said().splitlines() if line.startswith(f"{place}: ") or (node and node in line)]
     said = _last_lines("\n".join(lines))
     cure = (
-        f"the node must be up, on the network, and see {sys.executable} and the run's storage; cluster.setup must not fail "
-        "there"
+        f"the node must be up, on the network, and see {sys.executable} and {root} (set run.root to storage that "
+        "all nodes and this machine share); cluster.setup must not fail there"
     )
     return Finding("fail", "node", f"nothing was heard of it: {said or 'Slurm says nothing'}", cure, _at(name, node))
 

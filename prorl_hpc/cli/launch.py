@@ -180,7 +180,7 @@ def _all_errors(composed: list[Composed], *, starting: bool) -> list[str]:
 
 
 def _dry_run(config: ProrlConfig) -> int:
-    """2 if Slurm would refuse the script."""
+    """2 if Slurm would refuse the script, or does not answer."""
     from prorl_hpc.cli.plan_view import dry_run
 
     config = with_absolute_paths(config)

@@ -17,7 +17,7 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class DryRun:
-    """What to print. ``refused``: why Slurm would not take the job; empty if it would, or was not asked."""
+    """What to print. ``refused``: why Slurm would not take the job, or cannot say; empty if it would, or there is none."""
 
     text: str
     refused: str = ""
@@ -30,7 +30,7 @@ def dry_run(config: ProrlConfig, plan: Plan) -> DryRun:
         local = "All of it on this machine, under one supervisor, started through submitit's local executor."
         return DryRun("\n\n".join([plan_text(config, plan), local, ending]))
     from prorl_hpc.slurm.executors import sbatch_text
-    from prorl_hpc.slurm.refusals import ask_sbatch, explain_refusal
+    from prorl_hpc.slurm.refusals import ask_sbatch, explain_refusal, sbatch_words
 
     run = RunDirectory(Path(config.run.root).absolute() / "DATE" / f"{config.run.name}-ID")
     parts = [plan_text(config, plan), sbatch_text(run, config, plan).rstrip()]
@@ -38,6 +38,8 @@ def dry_run(config: ProrlConfig, plan: Plan) -> DryRun:
         return DryRun("\n\n".join([*parts, "There is no sbatch here to ask about this script.", ending]))
     opinion = ask_sbatch(sbatch_text(RunDirectory("/tmp/dry-run"), config, plan))
     refused = explain_refusal(opinion.said, config) if opinion.refused else ""
+    if opinion.silent:
+        refused = f"the plan is not checked, for Slurm does not answer here: {sbatch_words(opinion.said)}"
     return DryRun("\n\n".join([*parts, f"sbatch --test-only says: {opinion.said}", ending]), refused)
 
 

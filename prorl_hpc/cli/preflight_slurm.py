@@ -67,7 +67,11 @@ def slurm_warnings(config: ProrlConfig, *, starting: bool = True) -> Iterator[st
     if config.cluster.kind == "slurm" and not starting and not any(cluster_errors(config)):
         yield from _silence(config)
     if config.cluster.kind == "slurm" and Path(config.run.root).absolute().parts[1:2] in (("tmp",), ("dev",)):
-        yield f"run.root={config.run.root} is on this node's own storage as a rule: on a cluster all nodes must see it"
+        yield (
+            f"run.root={config.run.root}: /{Path(config.run.root).absolute().parts[1]} is each node's own as a rule, and a "
+            "job whose nodes do not see its run directory ends at once, without a word. Set run.root to storage that this "
+            "machine and all nodes share, or make sure of it with `prorl-hpc doctor … --on-nodes`"
+        )
 
 
 def site_options() -> list[str]:

@@ -120,10 +120,11 @@ _CAUSES = [
 
 @dataclass(frozen=True)
 class Opinion:
-    """sbatch's word on a script that was not submitted."""
+    """sbatch's word on a script that was not submitted. ``silent``: it reached no controller, so it has no word."""
 
     said: str
     refused: bool
+    silent: bool = False
 
 
 def ask_sbatch(script: str) -> Opinion:
@@ -133,10 +134,10 @@ def ask_sbatch(script: str) -> Opinion:
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=_TEST_LIMIT_S)
     except subprocess.TimeoutExpired:
-        return Opinion(f"no answer in {_TEST_LIMIT_S:g} s", refused=False)
+        return Opinion(f"no answer in {_TEST_LIMIT_S:g} s", refused=False, silent=True)
     said = (done.stdout + done.stderr).strip()
-    silent = re.search(_UNREACHABLE, said, re.IGNORECASE)
-    return Opinion(said, refused=done.returncode != 0 and not silent)
+    silent = done.returncode != 0 and re.search(_UNREACHABLE, said, re.IGNORECASE) is not None
+    return Opinion(said, refused=done.returncode != 0 and not silent, silent=silent)
 
 
 def explain_refusal(text: str, config: ProrlConfig) -> str:

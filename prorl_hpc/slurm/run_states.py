@@ -15,6 +15,7 @@ from prorl_hpc.slurm.endings import AttemptEnding, Ending, StopOrder, read_endin
 from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
 from prorl_hpc.slurm.states import GONE, JobPhase, JobReport, JobReports, job_reports
+from prorl_hpc.slurm.traces import storage_hint
 
 T = TypeVar("T")
 
@@ -133,7 +134,9 @@ class _Look:
             return dataclasses.replace(self._as(SUSPENDED, told, report), over=True)
         if report.state == "CANCELLED":
             return self._as(STOPPED, gone, report)
-        return self._as(ENDED, gone if report.state == "ENDED" else f"{gone} without a word", report)
+        told = gone if report.state == "ENDED" else f"{gone} without a word"
+        hint = storage_hint(self._run, self._job) if self._job is not None else ""
+        return self._as(ENDED, f"{told}; {hint}" if hint else told, report)
 
     def _how_it_went(self, report: JobReport) -> str:
         who = f"job {self.job_id}" if self.asks_slurm else f"its process {self.job_id}"

@@ -18,7 +18,7 @@ from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError, fill
 from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.slurm.leftovers import Leftover, find_leftovers, remove
 from prorl_hpc.slurm.run_index import forget_run, read_index
-from prorl_hpc.slurm.run_states import UNKNOWN, run_state, run_states
+from prorl_hpc.slurm.run_states import UNKNOWN, RunState, run_state, run_states
 
 
 def main(argv: list[str]) -> int:
@@ -71,13 +71,9 @@ def runtime_roots(runs: list[RunDirectory]) -> list[Path]:
 
 def delete_run(run: RunDirectory, *, yes: bool, dry_run: bool) -> int:
     """Delete an ended run's directory, its place in the index and a ``latest`` that links to it. Raises RunError while
-    it lives."""
-    state = run_state(run)
-    if state.living:
-        what = (
-            f"it is not known whether {run.run_id} lives" if state.word == UNKNOWN else f"{run.run_id} is {state.word}"
-        )
-        raise RunError(f"{what} ({state.detail or state.job_state}): end it first with `prorl-hpc stop {run.path}`")
+    it lives, ConfigError if it is not a whole run directory of this user."""
+    _check_whole(run)
+    state = _ended_state(run)
     what = f"{run.path} ({state.word}, {_size_gib(run.path):.2f} GiB, {_checkpoints(run)} checkpoints)"
     if dry_run:
         print(f"would delete {what}")
@@ -85,13 +81,40 @@ def delete_run(run: RunDirectory, *, yes: bool, dry_run: bool) -> int:
     if not yes and not _agreed(f"delete {what} for good? [y/N] "):
         print("nothing was deleted")
         return 1
-    shutil.rmtree(run.path)
+    with run.lock("clean"):
+        _ended_state(run)  # it may have been resumed while its owner thought
+        aside = run.path.with_name(f"deleted-{run.run_id}")  # NFS keeps a directory in which the lock is open
+        run.path.rename(aside)
     forget_run(run)
+    shutil.rmtree(aside)
     for link in {run.path.parents[1] / "latest", Path("runs") / "latest"}:
         if link.is_symlink() and not link.exists() and link.readlink().name == run.path.name:
             link.unlink()
     print(f"deleted {run.path}")
     return 0
+
+
+def _check_whole(run: RunDirectory) -> None:
+    """Any directory may have a config.yaml: what is deleted must be what launch made."""
+    run.check_ours()
+    parts = (run.attempts, run.jobs, run.keys, run.rollouts, run.checkpoints)
+    lacking = [part.name for part in parts if part.is_symlink() or not part.is_dir()]
+    lacking += [] if run.plan_file.is_file() else [run.plan_file.name]
+    if lacking:
+        raise ConfigError(
+            f"{run.path} is not deleted: a run directory that `prorl-hpc launch` made has {', '.join(lacking)}. If it is "
+            "what is left of one, delete it yourself"
+        )
+
+
+def _ended_state(run: RunDirectory) -> RunState:
+    state = run_state(run)
+    if state.word == UNKNOWN:
+        raise RunError(f"it is not known whether {run.run_id} lives, so it stays: {state.detail}")
+    if state.living:
+        told = state.detail or state.job_state
+        raise RunError(f"{run.run_id} is {state.word} ({told}): end it first with `prorl-hpc stop {run.path}`")
+    return state
 
 
 def _agreed(question: str) -> bool:

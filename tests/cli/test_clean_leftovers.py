@@ -217,9 +217,10 @@ def test_a_directory_with_a_new_owner_is_not_removed(place: Path, dead: ProcessI
 
 def ended_run(root: Path, ending: Ending | None, kind: str = "slurm") -> RunDirectory:
     run = RunDirectory(root / "runs" / "day" / "demo-abcdef")
-    for directory in (run.attempts, run.jobs):
+    for directory in (run.attempts, run.jobs, run.keys, run.rollouts, run.checkpoints):
         directory.mkdir(parents=True)
     run.begin_attempt(1)
+    write_json(run.plan_file, {})
     run.config_file.write_text("run: {runtime_root: /tmp}\n")
     write_json(run.jobs / "job.json", JobRecord(kind, "5", "elsewhere", 0, time.time(), 1))
     if ending is not None:
@@ -239,6 +240,33 @@ def test_an_ended_run_is_deleted_when_that_is_wanted(place: Path, capsys: pytest
     assert not run.path.exists()
     assert not (place.parent / "runs" / "latest").is_symlink()
     assert all_runs() == []
+
+
+def test_a_directory_that_launch_did_not_make_is_not(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious = place.parent / "precious"
+    precious.mkdir()
+    (precious / "config.yaml").write_text("a: 1\n")
+    assert main(["clean", str(precious), "--yes"]) == 2
+    assert "has attempts, jobs, keys, rollouts, checkpoints, plan.json" in capsys.readouterr().err
+    monkeypatch.chdir(precious)
+    for unset in ("", " "):
+        assert main(["clean", unset, "--yes"]) == 2
+    run = ended_run(place.parent, Ending.STOPPED)
+    run.checkpoints.rename(precious / "checkpoints")
+    run.checkpoints.symlink_to(precious / "checkpoints")
+    assert main(["clean", run.run_id, "--yes"]) == 2
+    assert (precious / "config.yaml").exists()
+    assert run.path.exists()
+
+
+def test_a_run_that_is_being_resumed_is_not(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ended_run(place.parent, Ending.STOPPED)
+    with run.lock("resume"):
+        assert main(["clean", run.run_id, "--yes"]) == 2
+    assert "prorl-hpc resume" in capsys.readouterr().err
+    assert run.path.exists()
 
 
 @pytest.mark.parametrize(("kind", "words"), [("slurm", "demo-abcdef is running"), ("local", "it is not known whether")])

@@ -76,7 +76,12 @@ def setup_lines(modules: list[str], setup: list[str]) -> list[str]:
         "  fi",
         "done",
     ]
-    return [*look, f"module load {shlex.join(modules)}", *setup]
+    missing = (
+        f"cluster.modules={','.join(modules)}: this node has no command named module, nor a file in /etc/profile.d that "
+        "makes it: leave cluster.modules empty, or let the admins install it"
+    )
+    told = f"command -v module >/dev/null 2>&1 || {{ echo {shlex.quote(missing)} >&2; (exit 127); }}"
+    return [*look, told, f"module load {shlex.join(modules)}", *setup]
 
 
 def render(job_name: str, folder: Path, parts: list[Component], cluster: ClusterConfig, command: str) -> str:

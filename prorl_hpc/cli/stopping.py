@@ -4,6 +4,7 @@ where the order does not reach: while it waits in the queue, between two attempt
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -34,7 +35,7 @@ class Stopping:
 
     def wait(self, limit_s: float, gone_s: float = GONE_S, *, shown: bool = True) -> bool:
         """Until the job is gone. After ``limit_s`` it is cancelled; False if it is still there ``gone_s`` later."""
-        progress = DrainProgress(self._run, self._order, shown)
+        progress = DrainProgress(self._run, self._order, shown, waiting=self._job.waiting)
         try:
             gone = self._wait(limit_s, gone_s, progress)
         finally:
@@ -100,10 +101,12 @@ class DrainProgress:
 
     EVERY_S = 5.0
 
-    def __init__(self, run: RunDirectory, order: StopOrder, shown: bool) -> None:
+    def __init__(
+        self, run: RunDirectory, order: StopOrder, shown: bool, *, waiting: Callable[[], bool] = lambda: False
+    ) -> None:
         from rich.console import Console
 
-        self._run, self._order, self._shown = run, order, shown
+        self._run, self._order, self._shown, self._waiting = run, order, shown, waiting
         self._reader, self._console = SnapshotReader(run), Console()
         self._told, self._told_at = "", float("-inf")
 
@@ -130,7 +133,9 @@ class DrainProgress:
         over = (Phase.ENDED, Phase.FAILED)
         left = [process.name for process in self._reader.read().processes if process.phase not in over]
         names = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
-        return f"ending: {names}" if left else "ending: the job is not gone yet"
+        if left:
+            return f"ending: {names}"
+        return "the job is being cancelled in the queue" if self._waiting() else "waiting until the job is gone"
 
     def close(self) -> None:
         if self._shown and self._console.is_terminal and self._told:

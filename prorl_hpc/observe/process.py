@@ -185,6 +185,7 @@ def run_to_end(process: Process, work: Coroutine[Any, Any, None]) -> int:
         logging.getLogger(f"prorl_hpc.{process.role}").error("%s", error, exc_info=None if expected else error)
         process.say(Phase.FAILED, str(error))
         return 1
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to be told to end is no news any more, and asyncio listens no more
     process.ended()
     return 0
 

@@ -146,7 +146,10 @@ class Dispatch:
         agent = self.agents.forget(agent_id)
         if agent is None:
             return
-        log.warning("%s is lost: %s", agent_id, reason)
+        if left:
+            log.info("%s has left, as it was told to", agent_id)
+        else:
+            log.warning("%s is lost: %s", agent_id, reason)
         if isinstance(agent, WorkerAgent):
             self.tell(WorkerLost(agent_id, reason, left))
         else:

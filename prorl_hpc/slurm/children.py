@@ -51,6 +51,8 @@ class Child:
     started_at: float
     token: str
     ready: bool = False
+    told: bool = False
+    """To end, by SIGTERM."""
     ended_at: float | None = None
 
     @property
@@ -67,6 +69,8 @@ class Child:
         code = self.process.returncode
         if code is None:
             return "is running"
+        if code == -signal.SIGTERM and self.told:
+            return "ended at SIGTERM, as it was told to"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with code {code}"
@@ -83,6 +87,7 @@ class Child:
     def send(self, number: int) -> None:
         """Signal it, if it runs."""
         if self.running:
+            self.told = self.told or number == signal.SIGTERM
             self.process.send_signal(number)
 
     def kill_group(self) -> None:

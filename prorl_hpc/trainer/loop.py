@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
-from prorl_hpc.messages.batch import BatchResult, BatchSpec, BatchState
+from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec, BatchState
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import RunError, ServiceError
 from prorl_hpc.messages.inference import WeightProbe
@@ -39,6 +39,7 @@ from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_STEPS_FOR_A_PACE = 2
 
 
 class TrainingLoop:
@@ -70,6 +71,8 @@ class TrainingLoop:
         self.weight_version = 0
         self._seconds: dict[str, float] = {}
         self._step_seconds: deque[float] = deque(maxlen=5)
+        """Of whole steps of this attempt: the pace."""
+        self._has_head_start = False
         self._last: dict[str, Any] = {}
         evaluations = newest_per_step(self.metrics.read(), "eval")
         self._evaluated = {int(record["step"]): record.get("reward") for record in evaluations}
@@ -109,7 +112,7 @@ class TrainingLoop:
 
     async def _step(self) -> None:
         number, started = self.position.step + 1, time.monotonic()
-        self._seconds = {}
+        self._seconds, self._has_head_start = {}, False
         rows = self.prompts.take(self.position.cursor, self.settings.max_rows_per_step)
         result = await self._rollouts(training_order(self.config, number, rows), "rollouts")
         record = {"kind": "step", "step": number} | rollout_metrics(result, self.weight_version)
@@ -165,7 +168,8 @@ class TrainingLoop:
 
     def _record_step(self, record: dict[str, Any], started: float) -> None:
         total = time.monotonic() - started
-        self._step_seconds.append(total)
+        if not self._has_head_start:
+            self._step_seconds.append(total)
         rollouts = self._seconds["rollouts"] or 1e-9
         record |= {
             "time": time.time(),
@@ -243,15 +247,18 @@ class TrainingLoop:
 
     async def _rollouts(self, spec: BatchSpec, phase: str) -> BatchResult:
         with self._phase(phase, spec.batch_id):
-            await self._or_stop(self._submit(spec))
+            known = await self._or_stop(self._submit(spec))
+            # An attempt before this one has made some of it, or all.
+            made = known.rollouts_done + known.rollouts_failed > 0 and not known.carried_in
+            self._has_head_start = made or known.state is not BatchState.RUNNING
             result = await self._or_stop(self.service.wait_batch(spec.batch_id))
         if result.progress.state not in (BatchState.DONE, BatchState.EXHAUSTED):
             raise RunError(f"batch {spec.batch_id} ended {result.progress.state}, and nobody here asked for that")
         return result
 
-    async def _submit(self, spec: BatchSpec) -> None:
+    async def _submit(self, spec: BatchSpec) -> BatchProgress:
         try:
-            await self.service.submit_batch(spec)
+            return await self.service.submit_batch(spec)
         except ServiceError as error:
             if error.code != "batch_differs":
                 raise
@@ -284,7 +291,7 @@ class TrainingLoop:
         self.board.write(record)
 
     def _eta_s(self) -> float | None:
-        if not self._step_seconds:
+        if len(self._step_seconds) < _STEPS_FOR_A_PACE:
             return None
         return (self.settings.steps - self.position.step) * sum(self._step_seconds) / len(self._step_seconds)
 

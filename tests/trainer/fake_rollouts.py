@@ -94,6 +94,8 @@ class FakeRollouts:
     async def submit_batch(self, spec: BatchSpec) -> BatchProgress:
         if self.specs.setdefault(spec.batch_id, spec) != spec:
             raise ServiceError("ordered before with other contents", code="batch_differs", status=409)
+        if spec.batch_id in self.recorded:
+            return self.recorded[spec.batch_id].progress
         return BatchProgress(spec.batch_id, BatchState.RUNNING, spec.groups_wanted, 0, 0, 0, 0, 0, 0, 0)
 
     async def wait_batch(self, batch_id: str) -> BatchResult:

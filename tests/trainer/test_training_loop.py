@@ -186,6 +186,32 @@ async def test_steps_behind_the_checkpoint_are_trained_again_from_what_was_recor
     assert_alike(run, whole)
 
 
+async def test_the_pace_is_that_of_whole_steps_of_this_attempt(tmp_path, tiny_model, monkeypatch, commands):
+    run = new_run(tmp_path, tiny_model, steps=5, checkpoint_every=99)
+    service = FakeRollouts(tiny_model)
+    told: dict[str, bool] = {}
+    crash = "step-4"
+
+    def look(batch_id: str) -> None:
+        status = read_json(run.trainer_status_file, TrainerStatus)
+        assert status is not None
+        told[batch_id] = status.eta_s is not None
+        if batch_id == crash:
+            raise RuntimeError("out of memory")
+
+    service.on_wait = look
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        with pytest.raises(RuntimeError):
+            await loop.run()
+    assert told == {"eval-0": False, "step-1": False, "step-2": False, "step-3": True, "step-4": True}
+    told.clear()
+    crash = ""
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        await loop.run()
+    assert not any(told[f"step-{number}"] for number in range(1, 6))  # three were there at once, one is too few
+    assert told["eval-5"]
+
+
 async def test_an_evaluation_that_was_left_off_is_ended_before_the_next_step(
     tmp_path, tiny_model, monkeypatch, commands
 ):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from prorl_hpc.cli.completion_runs import FLAGS, run_words
+
 _SHELLS = {
     "bash": r"""# put into ~/.bashrc:  eval "$(prorl-hpc completion bash)"
 _prorl_hpc() {
@@ -57,7 +59,6 @@ Prints what makes the shell complete verbs, groups and their choices, settings, 
   bash  eval "$(prorl-hpc completion bash)"      in ~/.bashrc
   zsh   eval "$(prorl-hpc completion zsh)"       in ~/.zshrc
   fish  prorl-hpc completion fish | source       in ~/.config/fish/config.fish"""
-_OF_RUNS = ("resume", "status", "logs", "stop", "cancel", "top", "attach", "clean")
 _ACTIONS = {
     "completion": tuple(_SHELLS),
     "model": ("prepare", "list", "path"),
@@ -65,6 +66,7 @@ _ACTIONS = {
     "bench": ("tools", "sandbox", "coordinator", "soak"),
     "dev": ("cluster",),
 }
+_CLUSTER_ACTIONS = ("start", "run", "crash", "boot", "cut", "heal", "kill-slurmd", "start-slurmd", "stop")
 _SIGNS = ("++", "+", "~")
 
 
@@ -90,11 +92,26 @@ def candidates(words: list[str]) -> list[str]:
         found: Iterator[str] = iter([*VERBS, "--help", "--version"])
     elif words[0] in ("launch", "serve"):
         found = _launch_words(typed, words[-2])
-    elif words[0] in _OF_RUNS:
-        found = _run_words(typed)
+    elif words[0] in FLAGS:
+        found = _of_run(words)
+    elif words[0] == "doctor":
+        found = iter(("--json", "--on-nodes", "--wait", "--help") if typed.startswith("-") else _overrides(typed))
+    elif words[:2] == ["dev", "cluster"]:
+        found = iter(_CLUSTER_ACTIONS if len(words) == 3 else ())
     else:
         found = iter(_ACTIONS.get(words[0], ()) if len(words) == 2 else ())
     return sorted({word for word in found if word.startswith(typed)})
+
+
+def _of_run(words: list[str]) -> Iterator[str]:
+    """Nothing where the run that is named is none, or has nothing yet: a key press is no place for errors."""
+    from prorl_hpc.config.run_directory import RunDirectoryError
+    from prorl_hpc.messages.errors import ProrlError
+
+    try:
+        return iter(list(run_words(words[0], words[1:], _overrides)))
+    except (ProrlError, RunDirectoryError, OSError):
+        return iter(())
 
 
 def _launch_words(typed: str, before: str) -> Iterator[str]:
@@ -158,13 +175,3 @@ def _values(name: str) -> list[str]:
     except AttributeError:
         return []
     return ["true", "false"] if isinstance(plain, bool) else allowed_words(name)
-
-
-def _run_words(typed: str) -> Iterator[str]:
-    from prorl_hpc.cli.run_choice import known_runs
-
-    if typed.startswith("-"):
-        yield "--help"
-        return
-    yield "latest"
-    yield from (run.run_id for run in known_runs())

@@ -9,12 +9,14 @@ import re
 from pathlib import Path
 
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
+from prorl_hpc.messages.errors import RunError
 from prorl_hpc.slurm.job import Job
 from prorl_hpc.slurm.run_index import all_runs
 
 LATEST = Path("runs") / "latest"
 NEWEST = "latest"
 _SHOWN = 5
+_LONGEST_SHOWN = 80
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
@@ -22,17 +24,30 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="directory, run id (demo-1a2b3c, or 1a2b3c), Slurm job id, or latest (default: the newest run)",
+        help="directory, run id (demo-1a2b3c, or 1a2b3c), name where only one has it, Slurm job id, or latest (default: the newest run)",
     )
 
 
-def chosen_run(given: str | None) -> RunDirectory:
-    """The one run that is meant. Raises RunDirectoryError with the nearest names."""
+def chosen_run(given: str | None, *, to_read: bool = False) -> RunDirectory:
+    """The one run that is meant. Raises RunDirectoryError with the nearest names; also for a run that is not this user's
+    alone, unless it is only ``to_read``."""
+    try:
+        return RunDirectory.open(_meant(given).path, to_read=to_read)
+    except OSError as error:  # its name is too long, or its storage does not answer
+        shown = given if given is None or len(given) < _LONGEST_SHOWN else f"{given[:_LONGEST_SHOWN]}…"
+        raise RunDirectoryError(f"{shown or LATEST} is no run that can be read: {error.strerror}") from error
+
+
+def _meant(given: str | None) -> RunDirectory:
     if given is None:
         return _newest()
+    if not given.strip():
+        raise RunDirectoryError(
+            "the run that was named is empty, as a shell variable is that was not set: give a directory, run id or job id"
+        )
     path = Path(given)
     if (path / "config.yaml").is_file():
-        return RunDirectory.open(path.resolve())
+        return RunDirectory(path.resolve())
     if given == NEWEST:
         return _newest()
     if "/" not in given and given not in (".", ".."):
@@ -44,7 +59,7 @@ def chosen_run(given: str | None) -> RunDirectory:
             )
     if not path.exists():
         raise RunDirectoryError(f"{path.absolute()} is not there: give a run's directory or id. {_near(given)}")
-    return RunDirectory.open(path.resolve())  # which says what it lacks
+    return RunDirectory(path.resolve())  # opening it says what it lacks
 
 
 def known_runs() -> list[RunDirectory]:
@@ -66,13 +81,19 @@ def link_latest(run: RunDirectory, root: Path) -> None:
 def _only(given: str, found: list[RunDirectory]) -> RunDirectory:
     if len(found) == 1:
         return found[0]
-    places = ", ".join(str(run.path) for run in found)
-    raise RunDirectoryError(f"{given} is more than one run: give one of their directories, {places}")
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    if len({run.run_id for run in found}) == len(found):
+        names = ", ".join(run.run_id for run in found[:_SHOWN])
+        raise RunDirectoryError(
+            f"{given} is the name of {len(found)} runs: give the id of one, newest first: {names}{more}"
+        )
+    places = ", ".join(str(run.path) for run in found[:_SHOWN])
+    raise RunDirectoryError(f"{given} is more than one run: give one of their directories, {places}{more}")
 
 
 def _newest() -> RunDirectory:
     if LATEST.exists():
-        return RunDirectory.open(LATEST.resolve())
+        return RunDirectory(LATEST.resolve())
     newest = next(iter(all_runs()), None)
     if newest is None:
         raise RunDirectoryError(
@@ -90,11 +111,16 @@ def _named(given: str) -> list[RunDirectory]:
     tails = [run for run in runs if re.fullmatch(r"[0-9a-f]{6}", given) and run.run_id.endswith(f"-{given}")]
     leader = given.split("+")[0]
     # the ids of jobs come again after years, those of processes sooner: the newest run is meant
-    return tails or ([run for run in runs if _job_id(run) == leader][:1] if leader.isdigit() else [])
+    carried = [run for run in runs if job_id(run) == leader][:1] if leader.isdigit() and not tails else []
+    return tails or carried or [run for run in runs if run.run_id.rpartition("-")[0] == given]
 
 
-def _job_id(run: RunDirectory) -> str:
-    job = Job.open(run)
+def job_id(run: RunDirectory) -> str:
+    """Of its newest job; empty if it has none, or its record is damaged."""
+    try:
+        job = Job.open(run)
+    except RunError:
+        return ""
     return job.record.job_id if job is not None else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from prorl_hpc.cli.completion import candidates, main
+from prorl_hpc.cli.completion_runs import FLAGS
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.messages.codec import write_json
+from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.slurm.run_index import register_run
+from prorl_hpc.slurm.steps import PlacedNode
 
 
 @pytest.mark.parametrize(
@@ -34,7 +39,16 @@ from prorl_hpc.slurm.run_index import register_run
         (["launch", "no.such."], []),
         (["launch", "no.such=x"], []),
         (["completion", ""], ["bash", "fish", "zsh"]),
-        (["doctor", ""], []),
+        (["doctor", "--o"], ["--on-nodes"]),
+        (["doctor", "cluster=sl"], ["cluster=slurm"]),
+        (["stop", "--"], ["--drain", "--help", "--now"]),
+        (["stop", "--drain", ""], []),
+        (["resume", "latest", "trainer.st"], ["trainer.steps="]),
+        (["resume", "trainer.st"], ["trainer.steps="]),
+        (["logs", "no-such-run", "-c", ""], []),
+        (["attach", "no-such-run", ""], []),
+        (["dev", "cluster", "cr"], ["crash"]),
+        (["simulate", ""], []),
     ],
 )
 def test_candidates(words: list[str], expected: list[str]) -> None:
@@ -52,6 +66,45 @@ def test_runs_and_groups_of_ones_own_are_among_them(tmp_path: Path, monkeypatch:
     run = RunDirectory.create(config)
     register_run(run)
     assert candidates(["status", "mi"]) == [run.run_id]
+    assert candidates(["status", run.run_id, ""]) == []
+
+
+def test_what_a_run_has_is_offered_to_logs_and_attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = ProrlConfig()
+    config.run.root = str(tmp_path / "runs")
+    run = RunDirectory.create(config)
+    run.begin_attempt(1)
+    run.begin_attempt(2)
+    register_run(run)
+    write_json(run.plan_file, make_plan(config))
+    newest = RunDirectory(run.path, 2)
+    for name in ("coordinator.log", "worker-0.log", "srun-0.log"):
+        (newest.logs / name).touch()
+    assert candidates(["attach", run.run_id, ""]) == []  # nothing is placed yet
+    write_json(newest.placement_file, [PlacedNode(0, "rollout", "cpu01", 0)])
+    for words in (["logs", run.run_id, "-c", ""], ["logs", "--component", ""]):
+        assert candidates(words) == [
+            *("coordinator", "inference", "rollout", "srun-0", "trainer", "worker-0"),
+        ]
+    assert candidates(["logs", run.run_id, "--attempt", ""]) == ["1", "2"]
+    assert candidates(["attach", run.run_id, "c"]) == ["coordinator", "cpu01"]
+    assert candidates(["attach", run.run_id, "-c", ""]) == []
+
+
+@pytest.mark.parametrize("verb", [*FLAGS, "doctor"])
+def test_flags_of_a_verb_are_those_that_its_help_knows(verb: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "prorl_hpc", verb, "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert candidates([verb, "-"]) == sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", done.stdout)))
+
+
+def test_actions_of_a_cluster_are_those_that_its_help_knows() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "prorl_hpc", "dev", "cluster", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert all(action in done.stdout for action in candidates(["dev", "cluster", ""]))
 
 
 @pytest.mark.parametrize("verb", ["model", "image", "bench", "dev"])

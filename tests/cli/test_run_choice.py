@@ -40,6 +40,17 @@ def test_all_the_ways_to_name_a_run(runs: list[RunDirectory]) -> None:
     assert chosen_run(None).path == chosen_run("latest").path == second.path
 
 
+def test_a_name_means_the_only_run_that_has_it(runs: list[RunDirectory]) -> None:
+    assert chosen_run("first").path == runs[0].path
+    config = ProrlConfig()
+    config.run.name, config.run.root = "first", str(runs[0].path.parents[1])
+    again = RunDirectory.create(config)
+    register_run(again)
+    with pytest.raises(RunDirectoryError) as caught:
+        chosen_run("first")
+    assert f"first is the name of 2 runs: give the id of one, newest first: {again.run_id}, " in str(caught.value)
+
+
 def test_the_latest_run_here_comes_before_the_newest_elsewhere(runs: list[RunDirectory]) -> None:
     Path("runs").mkdir()
     link_latest(runs[0], Path("runs"))

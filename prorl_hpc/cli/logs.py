@@ -72,7 +72,7 @@ def follow(run: RunDirectory, components: list[str], places: dict[Path, int], *,
 
 def _chosen(given: str | None) -> RunDirectory:
     try:
-        return chosen_run(given)
+        return chosen_run(given, to_read=True)
     except RunDirectoryError as error:
         if given is not None and may_come(given):
             raise ConfigError(f"{error}. For the logs of one process: --component {given}") from error

@@ -1,4 +1,4 @@
-"""The one owner of every file name of a run.
+"""The directories of a run: made, opened, begun anew. Every file name of a run is in here or in run_paths.
 
 Shared between the nodes: the run directory, ``runs/<date>/<name>-<id>/``. Local to a node: the
 runtime directory, ``<runtime_root>/prorl-<uid>-<hash of run, node and rank>``, for sockets and scratch.
@@ -14,20 +14,21 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import socket
 import stat
 import time
 from pathlib import Path
 
+from prorl_hpc.config.run_lock import RunDirectoryError, RunLock
+from prorl_hpc.config.run_paths import RunPaths
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.store import load, save
 
+__all__ = ["RunDirectory", "RunDirectoryError"]
+
 SOCKET_PATH_LIMIT = 100
 """Bytes; the kernel's limit is 107, and ZeroMQ and vLLM append a little."""
-
-
-class RunDirectoryError(ValueError):
-    """A directory is missing, someone else's, or makes socket paths too long."""
 
 
 def filled_in(path: str) -> Path:
@@ -49,7 +50,10 @@ OWNER_FILE = "owner"
 """In a runtime directory: ``key=value`` lines that say whose it is (run, path, job, pid), for clean-up."""
 
 
-class RunDirectory:
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class RunDirectory(RunPaths):
     """Paths of one run. Constructing it touches nothing; ``create`` and ``open`` do. ``attempt``: whose ``state`` and
     ``logs`` these are; None: this process's own, or the newest at each look."""
 
@@ -64,7 +68,7 @@ class RunDirectory:
         """A new directory with a unique id, holding the composed config."""
         day = Path(config.run.root).absolute() / time.strftime("%Y-%m-%d")
         while True:
-            day.mkdir(parents=True, exist_ok=True)
+            _make_directories(day)
             run = cls(day / f"{config.run.name}-{secrets.token_hex(3)}")
             try:
                 run.path.mkdir(mode=0o700)
@@ -75,27 +79,54 @@ class RunDirectory:
                 continue
         for directory in (run.attempts, run.rollouts, run.checkpoints, run.weights, run.keys, run.jobs):
             directory.mkdir(mode=0o700)
+        run.lock_file.touch(mode=0o600)
         run.begin_attempt(1)
         save(config, run.config_file)
         return run
 
     @classmethod
-    def open(cls, path: Path | str) -> RunDirectory:
+    def open(cls, path: Path | str, *, to_read: bool = False) -> RunDirectory:
+        """A run that is there. Raises RunDirectoryError if it is none or, unless it is only ``to_read``, if others could
+        have put into it what would be done in this user's name."""
         run = cls(path)
         if not run.config_file.is_file():
             raise RunDirectoryError(
                 f"{run.path} is not a run directory: it has no config.yaml. `runs/latest` links to the newest run"
             )
+        if not to_read:
+            run.check_ours()
         return run
 
+    def check_ours(self) -> None:
+        """Raises RunDirectoryError if this is another user's run, or others may write in it."""
+        info = self.path.stat()
+        if info.st_uid != os.geteuid():
+            raise RunDirectoryError(
+                f"{self.path} belongs to uid {info.st_uid}, and you are uid {os.geteuid()}: its settings and its job are "
+                "not yours to act on. Name a run of your own, or launch one with its config.yaml"
+            )
+        if info.st_mode & _OTHERS_WRITE:
+            raise RunDirectoryError(
+                f"others may write in {self.path} (mode {stat.S_IMODE(info.st_mode):o}), so that what it says need not be "
+                f"yours. If you trust it: chmod go-w {self.path}"
+            )
+
+    def lock(self, verb: str) -> RunLock:
+        """For whoever submits or deletes this run: a context in which nobody else does. ``verb``: for whom it keeps out.
+        Raises RunLocked, a RunDirectoryError, at once if another process has it."""
+        return RunLock(self.lock_file, self.run_id, verb)
+
     def load_config(self) -> ProrlConfig:
-        return load(self.config_file)
+        """Raises RunDirectoryError if it cannot be read, as after a slip in an editor."""
+        try:
+            return load(self.config_file)
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(
+                f"the settings of {self.run_id} cannot be read: {error}. Mend {self.config_file}, or take back the ones of "
+                f"an attempt: {self.attempts}/<number>/config.yaml"
+            ) from error
 
     # attempts
-    @property
-    def attempts(self) -> Path:
-        return self.path / "attempts"
-
     @property
     def attempt(self) -> int:
         """The attempt that ``state`` and ``logs`` are of."""
@@ -103,172 +134,61 @@ class RunDirectory:
 
     @property
     def newest_attempt(self) -> int:
-        """The number that ``attempts/latest`` links to; 1 before there is any."""
-        try:
-            return int((self.attempts / "latest").readlink().name)
-        except FileNotFoundError:
-            return 1
+        """The highest number of an attempt, whatever became of the link ``latest``; 1 before there is any."""
+        return max([*self._numbers(), self._linked_attempt(), 1])
 
-    def begin_attempt(self, number: int) -> RunDirectory:
+    def _linked_attempt(self) -> int:
+        """0 where ``latest`` is missing or damaged: a copy of a run may have lost its links."""
+        try:
+            return _number((self.attempts / "latest").readlink().name)
+        except OSError:
+            return 0
+
+    def _numbers(self) -> list[int]:
+        try:
+            with os.scandir(self.attempts) as entries:
+                return sorted(number for entry in entries if (number := _number(entry.name)) and entry.is_dir())
+        except FileNotFoundError:
+            return []
+
+    def begin_attempt(self, number: int, *, new: bool = False) -> RunDirectory:
         """Make the directories of attempt ``number``, if they are not there, and link ``latest`` to it unless there is a
-        newer one. Any number of nodes may do so at once. Returns this run with that attempt."""
+        newer one. Any number of nodes may do so at once. Returns this run with that attempt. ``new``: raises
+        RunDirectoryError if anybody else has begun it."""
         begun = RunDirectory(self.path, number)
-        for directory in (begun.attempt_dir, begun.state, begun.logs):
+        try:
+            begun.attempt_dir.mkdir(mode=0o700, exist_ok=not new)
+        except FileExistsError:
+            raise RunDirectoryError(
+                f"attempt {number} of {self.run_id} has just been begun by somebody else: look with `prorl-hpc status "
+                f"{self.path}`"
+            ) from None
+        for directory in (begun.state, begun.logs):
             directory.mkdir(mode=0o700, exist_ok=True)
-        if not (self.attempts / "latest").is_symlink() or self.newest_attempt < number:
-            aside = self.attempts / f".latest-{secrets.token_hex(4)}"
-            aside.symlink_to(str(number))
-            aside.replace(self.attempts / "latest")
+        if self._linked_attempt() < number:
+            self._link_latest(number)
         if self.config_file.is_file() and not begun.attempt_config_file.exists():
             aside = begun.attempt_dir / f".config-{secrets.token_hex(4)}"
             aside.write_bytes(self.config_file.read_bytes())
             aside.replace(begun.attempt_config_file)
         return begun
 
+    def withdraw_attempt(self, number: int) -> None:
+        """Take back an attempt that this process has begun and that came to nothing."""
+        shutil.rmtree(RunDirectory(self.path, number).attempt_dir)
+        self._link_latest(max([*self._numbers(), 1]))
+
+    def _link_latest(self, number: int) -> None:
+        aside, latest = self.attempts / f".latest-{secrets.token_hex(4)}", self.attempts / "latest"
+        aside.symlink_to(str(number))
+        try:
+            aside.replace(latest)
+        except IsADirectoryError:  # a copy that followed the link: the numbers tell which is the newest
+            aside.unlink()
+
     def all_attempts(self) -> list[RunDirectory]:
         """This run with each of its attempts, oldest first."""
-        numbers = sorted(int(path.name) for path in self.attempts.iterdir() if path.name.isdigit())
-        return [RunDirectory(self.path, number) for number in numbers]
-
-    @property
-    def attempt_dir(self) -> Path:
-        return self.attempts / str(self.attempt)
-
-    @property
-    def attempt_config_file(self) -> Path:
-        """The run's settings as they were when the attempt began: ``resume`` can change them."""
-        return self.attempt_dir / "config.yaml"
-
-    @property
-    def ending_file(self) -> Path:
-        """How the attempt ended, written by its launcher."""
-        return self.attempt_dir / "ending.json"
-
-    @property
-    def placement_file(self) -> Path:
-        """Which node of the plan is which host, in this attempt."""
-        return self.attempt_dir / "placement.json"
-
-    @property
-    def run_id(self) -> str:
-        return self.path.name
-
-    # shared files
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def plan_file(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def state(self) -> Path:
-        """ProcessState of each process, and the markers below; the attempt's own."""
-        return self.attempt_dir / "state"
-
-    @property
-    def logs(self) -> Path:
-        """The attempt's own."""
-        return self.attempt_dir / "logs"
-
-    @property
-    def jobs(self) -> Path:
-        """submitit's own files."""
-        return self.path / "jobs"
-
-    @property
-    def keys(self) -> Path:
-        return self.path / "keys"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def weights(self) -> Path:
-        """Where the trainer leaves weights for inference nodes that do not share its node."""
-        return self.path / "weights"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def report_file(self) -> Path:
-        return self.path / "report.md"
-
-    @property
-    def reward_plot(self) -> Path:
-        return self.path / "reward.png"
-
-    @property
-    def status_file(self) -> Path:
-        return self.state / "status.json"
-
-    @property
-    def journal_file(self) -> Path:
-        """The coordinator's SQLite database."""
-        return self.path / "journal.sqlite"
-
-    @property
-    def epoch_file(self) -> Path:
-        """The token of the run's epoch: which recorded rollouts count (rollout.epoch)."""
-        return self.path / "epoch"
-
-    @property
-    def keepsakes_file(self) -> Path:
-        """What a coordinator that is started again must know beside its journal."""
-        return self.path / "keepsakes.json"
-
-    @property
-    def trainer_status_file(self) -> Path:
-        return self.state / "trainer-status.json"
-
-    @property
-    def stop_marker(self) -> Path:
-        """Exists when the attempt is to stop: slurm.endings.StopOrder; every node's supervisor looks at it."""
-        return self.state / "STOP"
-
-    @property
-    def drained_marker(self) -> Path:
-        """Written by the coordinator that was told to drain, when no rollout is under way any more."""
-        return self.state / "DRAINED"
-
-    @property
-    def finished_marker(self) -> Path:
-        """Written by the trainer when training is complete."""
-        return self.state / "FINISHED"
-
-    @property
-    def failure_file(self) -> Path:
-        """Written by the supervisor that sees the first process die: its name and last lines."""
-        return self.state / "FAILED.json"
-
-    def restarts_file(self, rank: int) -> Path:
-        """Restarts of processes on the node of that rank, written by its supervisor."""
-        return self.state / f"node-{rank}.restarts"
-
-    def restart_files(self) -> list[Path]:
-        return sorted(self.state.glob("node-*.restarts"))
-
-    @property
-    def api_token_file(self) -> Path:
-        return self.keys / "api-token"
-
-    def process_state(self, name: str) -> Path:
-        return self.state / f"{name}.json"
-
-    def process_log(self, name: str) -> Path:
-        return self.logs / f"{name}.log"
+        return [RunDirectory(self.path, number) for number in self._numbers()]
 
     # node-local files
     def runtime_dir(self, runtime_root: str, node: str | None = None, rank: int | None = None) -> Path:
@@ -302,3 +222,15 @@ class RunDirectory:
                 f"{path} exists and is not a private directory of uid {os.getuid()}: remove it or set run.runtime_root"
             )
         return path
+
+
+def _number(name: str) -> int:
+    """Of an attempt's directory; 0 if it is none."""
+    return int(name) if name.isascii() and name.isdecimal() else 0
+
+
+def _make_directories(path: Path) -> None:
+    """With those above it; others may not write in what is made, whatever the umask."""
+    for directory in reversed([path, *path.parents]):
+        if not directory.exists():
+            directory.mkdir(mode=0o755, exist_ok=True)

@@ -15,11 +15,13 @@ from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
 from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.run_lock import RunLock
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.slurm.cluster_name import ClusterQuestion
 from prorl_hpc.slurm.environment import submission_unset
-from prorl_hpc.slurm.job import Job
+from prorl_hpc.slurm.job import Job, job_name
 from prorl_hpc.slurm.launcher import launch_attempt
 from prorl_hpc.slurm.plan import Plan
 from prorl_hpc.slurm.refusals import explain_refusal
@@ -105,11 +107,8 @@ class HetSlurmExecutor(SlurmExecutor):  # type: ignore[misc]
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         unset = [word for name in submission_unset(os.environ) for word in ("-u", name)]
-        return ["env", *unset, "sbatch", str(submission_file_path)]
-
-
-def job_name(run: RunDirectory) -> str:
-    return f"prorl-{run.run_id}"
+        # In a session of its own: an sbatch that Ctrl-C ends may have submitted, and could not tell the id any more.
+        return ["setsid", "env", *unset, "sbatch", str(submission_file_path)]
 
 
 def launcher_command(folder: Path) -> str:
@@ -123,11 +122,28 @@ def sbatch_text(run: RunDirectory, config: ProrlConfig, plan: Plan) -> str:
     return render(job_name(run), run.jobs, parts, config.cluster, launcher_command(run.jobs))
 
 
-def submit(run: RunDirectory, config: ProrlConfig, plan: Plan) -> Job:
-    """Write the plan and start the launcher of the next attempt. Raises ConfigError if Slurm refuses."""
-    attempt = run.newest_attempt + 1 if Job.open(run) is not None else 1
-    write_json(run.plan_file, plan)
-    run.begin_attempt(attempt)
+def submit(run: RunDirectory, config: ProrlConfig, plan: Plan, lock: RunLock | None = None) -> Job:
+    """Write the plan and start the launcher of the next attempt. ``lock``: the run's, where the caller has it; it is
+    released as soon as the job is written down. Raises ConfigError if Slurm refuses; then no attempt was begun."""
+    if lock is None:
+        with run.lock("launch") as own:
+            return submit(run, config, plan, own)
+    newest = run.newest_attempt
+    begun = Job.open(run) is not None or any(RunDirectory(run.path, newest).state.iterdir())
+    attempt = newest + 1 if begun else newest
+    run.begin_attempt(attempt, new=begun)
+    try:
+        write_json(run.plan_file, plan)
+        job = _submitted(run, config, plan, attempt)
+    except BaseException:
+        if begun:
+            run.withdraw_attempt(attempt)
+        raise
+    lock.release()
+    return job
+
+
+def _submitted(run: RunDirectory, config: ProrlConfig, plan: Plan, attempt: int) -> Job:
     if config.cluster.kind == "local":
         job = DetachedLocalExecutor(run.jobs).submit(launch_attempt, str(run.path), attempt)
         return Job.submitted(run, "local", job.job_id, attempt)
@@ -136,8 +152,11 @@ def submit(run: RunDirectory, config: ProrlConfig, plan: Plan) -> Job:
     def script(command: str) -> str:
         return render(job_name(run), run.jobs, parts, config.cluster, command)
 
+    cluster = ClusterQuestion()
     try:
         job = HetSlurmExecutor(run.jobs, script).submit(launch_attempt, str(run.path), attempt)
     except (FailedJobError, FailedSubmissionError, RuntimeError) as error:
         raise ConfigError(explain_refusal(str(error), config)) from error
-    return Job.submitted(run, "slurm", job.job_id, attempt)
+    finally:
+        name = cluster.answer()
+    return Job.submitted(run, "slurm", job.job_id, attempt, name)

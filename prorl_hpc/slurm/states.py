@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from prorl_hpc.messages.errors import RunError
+from prorl_hpc.slurm.cluster_name import this_cluster
 
 UNKNOWN_LIMIT_S = 60.0
 """How long a job may be unknown to squeue and sacct (a restarting controller) before it is an error."""
@@ -41,13 +42,14 @@ class JobPhase(enum.Enum):
 @dataclass(frozen=True)
 class JobReport:
     """What Slurm says of one job. ``reason``: why it waits, in Slurm's word; ``start``: when it began, or is expected
-    to begin, as Slurm writes it (2026-01-31T12:00:00, local time); ``left_s``: time until its limit, seconds. Empty and
-    None where Slurm does not say."""
+    to begin, as Slurm writes it (2026-01-31T12:00:00, local time); ``left_s``: time until its limit, seconds;
+    ``name``: the job's own. Empty and None where Slurm does not say."""
 
     state: str
     reason: str = ""
     start: str = ""
     left_s: float | None = None
+    name: str = ""
 
     @property
     def phase(self) -> JobPhase:
@@ -62,10 +64,28 @@ class JobReports:
     jobs: dict[str, JobReport] = field(default_factory=dict)
     trouble: str = ""
 
-    def of(self, job_id: str) -> JobReport | None:
-        """None: it is not known whether that job lives."""
+    def of(self, job_id: str, name: str = "", cluster: str = "") -> JobReport | None:
+        """None: it is not known whether that job lives (why_unknown). ``name``: a job of another name is another job with
+        the same id. ``cluster``: where it was submitted; the Slurm of another one cannot say that it is gone."""
         known = self.jobs.get(job_id)
-        return known if known is not None or self.trouble else JobReport(GONE)
+        if known is not None and (not name or known.name in ("", name)):
+            return known
+        return None if self.why_unknown(cluster) else JobReport(GONE)
+
+    def why_unknown(self, cluster: str = "") -> str:
+        """For people: why it is not known whether a job lives that was submitted to ``cluster`` and is not in ``jobs``;
+        empty if it is gone."""
+        if self.trouble or not cluster:
+            return self.trouble
+        try:
+            here = this_cluster()
+        except RunError as error:
+            return str(error)
+        return (
+            ""
+            if here == cluster
+            else f"its job is on the cluster {cluster}, and this machine's Slurm is {here}: ask there"
+        )
 
 
 def job_reports(job_ids: Collection[str]) -> JobReports:
@@ -74,12 +94,12 @@ def job_reports(job_ids: Collection[str]) -> JobReports:
     if not wanted:
         return JobReports()
     # squeue answers for ended jobs too, for MinJobAge seconds, and needs no database
-    rows, trouble = _ask(["squeue", "-h", "-t", "all", "-o", "%i|%T|%r|%S|%L", "-j", ",".join(wanted)])
+    rows, trouble = _ask(["squeue", "-h", "-t", "all", "-o", "%i|%T|%r|%S|%L|%j", "-j", ",".join(wanted)])
     if "Invalid job id" in trouble:  # a single job that it has forgotten
         trouble = ""
     left = sorted(set(wanted) - set(rows))
     if left:
-        rows |= _ask(["sacct", "-n", "-X", "--parsable2", "-o", "JobID,State", "-j", ",".join(left)])[0]
+        rows |= _ask(["sacct", "-n", "-X", "--parsable2", "-o", "JobID,State,JobName", "-j", ",".join(left)])[0]
     return JobReports({job_id: _joined(parts) for job_id, parts in rows.items() if job_id in wanted}, trouble)
 
 
@@ -103,7 +123,8 @@ def _joined(parts: list[JobReport]) -> JobReport:
     chosen = next(part for part in parts if part.state == state)
     left = [part.left_s for part in parts if part.left_s is not None]
     starts = sorted(part.start for part in parts if part.state == state and part.start)
-    return JobReport(state, chosen.reason, starts[-1] if starts else "", min(left, default=None))
+    name = next((part.name for part in parts if part.name), "")
+    return JobReport(state, chosen.reason, starts[-1] if starts else "", min(left, default=None), name)
 
 
 def _ask(command: list[str]) -> tuple[dict[str, list[JobReport]], str]:
@@ -119,10 +140,12 @@ def _ask(command: list[str]) -> tuple[dict[str, list[JobReport]], str]:
         return {}, f"{command[0]} failed: {said[-1] if said else f'exit code {done.returncode}'}"
     found: dict[str, list[JobReport]] = {}
     for line in done.stdout.splitlines():
-        job_id, *fields = line.strip().split("|")
+        job_id, *fields = line.strip().split("|", 2 if command[0] == "sacct" else 5)
         if fields and fields[0]:  # sacct says "CANCELLED by 1000"
-            state, (reason, start, left, *_) = fields[0].split()[0], [*fields[1:], "", "", ""]
-            report = JobReport(state, _said(reason), _said(start), _seconds(left))
+            told = ["", "", "", *fields[1:]] if command[0] == "sacct" else fields[1:]
+            state, (reason, start, left, name, *_) = fields[0].split()[0], [*told, "", "", "", ""]
+            leads = "+" not in job_id or job_id.endswith("+0")  # the other components may have any name
+            report = JobReport(state, _said(reason), _said(start), _seconds(left), name if leads else "")
             found.setdefault(job_id.split("+")[0].split(".")[0], []).append(report)
     return found, ""
 

@@ -11,6 +11,7 @@ import pytest
 
 from prorl_hpc.__main__ import main
 from prorl_hpc.cli import resume
+from prorl_hpc.cli.attempt import run_attempt
 from prorl_hpc.cli.config_changes import changed_settings, needs_fresh, with_overrides
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
@@ -18,6 +19,7 @@ from prorl_hpc.config.store import load
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.rollout.epoch import epoch_token
+from prorl_hpc.slurm import executors
 from prorl_hpc.slurm.endings import AttemptEnding, Ending, write_ending
 from prorl_hpc.slurm.job import JobRecord
 from prorl_hpc.transport.keys import RunKeys
@@ -138,12 +140,11 @@ def test_all_that_is_wrong_is_told_at_once(run: RunDirectory, capsys: pytest.Cap
 def test_a_refused_submission_leaves_all_as_it_was(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(run: RunDirectory, config: ProrlConfig, plan: Any, **how: Any) -> int:
-        run.begin_attempt(2)
-        write_json(run.plan_file, plan)
+    def refused(*given: Any) -> None:
         raise ConfigError("Slurm refused the job")
 
-    monkeypatch.setattr(resume, "run_attempt", refused)
+    monkeypatch.setattr(resume, "run_attempt", run_attempt)
+    monkeypatch.setattr(executors, "_submitted", refused)
     before = {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file()}
     assert main(["resume", str(run.path), "--fresh", "trainer.steps=99"]) == 2
     assert {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file()} == before

@@ -121,13 +121,19 @@ def _shape(args: argparse.Namespace) -> Shape:
 
 def _start(args: argparse.Namespace) -> int:
     from prorl_hpc.slurm.private.base import missing
-    from prorl_hpc.slurm.private.opening import hold_cluster, start_cluster
+    from prorl_hpc.slurm.private.ending import processes_of
+    from prorl_hpc.slurm.private.opening import hold_cluster, make_cluster, start_cluster
 
     shape = _shape(args)
     shape.check()
     if reason := missing(shape.kind):
         raise RuntimeError(f"cannot start a {shape.kind} cluster: {reason}")
     directory = args.dir.absolute()
+    if running := processes_of(make_cluster(directory, shape).conf):
+        raise RuntimeError(
+            f"{directory} has a cluster already, which runs ({len(running)} processes): it stays as it is. `prorl-hpc dev "
+            f"cluster stop {args.dir}` ends it; then start it with the settings you want"
+        )
     if args.until_eof:
         return hold_cluster(directory, shape)
     start_cluster(directory, shape)

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from prorl_hpc.cli.run_rows import RunRow, since_submission
+from prorl_hpc.cli.run_rows import RunRow, differing, since_submission
 from prorl_hpc.observe.wording import clock, number
 from prorl_hpc.slurm.run_states import (
     DRAINING,
@@ -35,13 +35,22 @@ STYLE = {
 }
 
 
+_WIDEST = 48
+
+
 def run_table(rows: Sequence[RunRow]) -> RenderableType:
-    """One line a run, at least one; the last column may be cut at the terminal's edge."""
+    """One line a run, at least one; the last columns may be cut at the terminal's edge. What sets runs of one name apart
+    is shown where anything does."""
     names = ("run", "state", "job", "attempt", "step", "reward", "age", "left")
     lines = [_cells(row) for row in rows]
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     for place, name in enumerate(names):
         table.add_column(name, no_wrap=True, min_width=max(len(name), *(len(line[place]) for line in lines)))
+    settings = [" ".join(words) for words in differing(rows)]
+    if any(settings):
+        widest = min(_WIDEST, max(map(len, settings)))
+        table.add_column("with", overflow="ellipsis", no_wrap=True, min_width=widest, max_width=_WIDEST)
+        lines = [[*line[:-1], Text(words), line[-1]] for line, words in zip(lines, settings, strict=True)]
     table.add_column("what", overflow="ellipsis", no_wrap=True)
     for line in lines:
         table.add_row(*line)

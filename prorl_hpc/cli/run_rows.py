@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +21,15 @@ _TAIL_BYTES = 65536
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run in a table. ``step``/``steps``: done and wanted; None while the trainer has not said."""
+    """One run in a table. ``step``/``steps``: done and wanted; None while the trainer has not said. ``overrides``: the
+    words with which it was launched."""
 
     run: RunDirectory
     state: RunState
     step: int | None
     steps: int | None
     reward: float | None
+    overrides: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, run: RunDirectory, state: RunState) -> RunRow:
@@ -33,7 +37,7 @@ class RunRow:
         last = last_step(run)
         step = last.get("step") if trainer is None else trainer.step
         reward = last.get("reward") if trainer is None or trainer.reward is None else trainer.reward
-        return cls(run, state, step, trainer.steps if trainer else None, reward)
+        return cls(run, state, step, trainer.steps if trainer else None, reward, launched_with(run))
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -55,7 +59,40 @@ class RunRow:
             "step": self.step,
             "steps": self.steps,
             "reward": self.reward,
+            "overrides": list(self.overrides),
         }
+
+
+class _Environment(msgspec.Struct):
+    overrides: list[str] = []
+
+
+def launched_with(run: RunDirectory) -> tuple[str, ...]:
+    """The overrides on the command line of ``launch``; of a sweep, those of this run."""
+    record = read_tolerantly(run.path / "environment.json", _Environment)
+    return tuple(record.overrides) if record is not None else ()
+
+
+def differing(rows: Sequence[RunRow]) -> list[list[str]]:
+    """Of each run the overrides that not all runs of its name have, in short: ``trainer.learning_rate=1e-5`` is
+    ``learning_rate=1e-5`` where that is clear."""
+    alike: dict[str, set[str]] = {}
+    for row in rows:
+        alike.setdefault(_name(row), set(row.overrides)).intersection_update(row.overrides)
+    told = [[word for word in row.overrides if word not in alike[_name(row)]] for row in rows]
+    keys = {word.partition("=")[0] for words in told for word in words}
+    lasts = Counter(key.rpartition(".")[2] for key in keys)
+    return [[_short(word, lasts) for word in words] for words in told]
+
+
+def _name(row: RunRow) -> str:
+    return row.run.run_id.rpartition("-")[0]
+
+
+def _short(word: str, lasts: Counter[str]) -> str:
+    key, equals, value = word.partition("=")
+    last = key.rpartition(".")[2]
+    return f"{last if lasts[last] == 1 else key}{equals}{value.rpartition('/')[2] or value}"
 
 
 def last_step(run: RunDirectory) -> dict[str, Any]:

@@ -4,9 +4,11 @@
 a row is ``id``, ``run`` (directory), ``status`` (waiting, running, draining, suspended, finished, failed, stopped, ended,
 unknown, not submitted), ``detail`` (why), ``job``, ``job_kind`` (slurm, local), ``job_state`` and ``reason`` (Slurm's words),
 ``start`` (actual or expected, as Slurm writes it), ``left_s`` (until the time limit), ``submitted`` (seconds since the
-epoch), ``attempt``, ``step``, ``steps``, ``reward``. With RUN it is that row with ``rewards``, ``processes`` ({name: {node,
-phase, detail}}), ``restarts``, ``paused``, ``draining``, ``attempts`` ([{attempt, begun, ended, seconds, ending, reason,
-goes_on, job, exit_code, steps, rollouts, lost_nodes}]), ``process_ends`` ([{name, node, exit_code, how}]) and ``failure``.
+epoch), ``attempt``, ``step``, ``steps``, ``reward``, ``overrides`` (of its launch). With RUN it is that row with ``rewards``,
+``processes`` ({name: {node, phase, detail}}), ``restarts``, ``paused``, ``draining``, ``lost_nodes`` (of the newest attempt),
+``attempts`` ([{attempt, begun, ended, seconds, ending, reason, goes_on, job, exit_code, steps, rollouts, lost_nodes}];
+``ending`` is finished, stopped, suspended, failed, cut off or never began; ``goes_on``: it went on, or will by itself),
+``process_ends`` ([{name, node, exit_code, how}]) and ``failure``.
 With ``--watch`` there is one such line a cycle.
 """
 

@@ -316,3 +316,20 @@ def test_a_lost_node_is_shown_at_once(home: Path, slurm: FakeSlurm, capsys: pyte
     assert (full["lost_nodes"], full["attempts"][0]["lost_nodes"]) == (["cpu07"], ["cpu07"])
     assert main(["status", run.run_id]) == 0
     assert "lost: cpu07" in capsys.readouterr().out
+
+
+def test_the_runs_of_a_sweep_are_told_apart(home: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["cluster=slurm", "run.name=sweep"]
+    for rate, seed in (("1e-5", "1"), ("1e-6", "1")):
+        run = ended(make_run(home, 1, name="sweep"), Ending.FINISHED)
+        own = [f"trainer.learning_rate={rate}", f"run.seed={seed}"]
+        write_json(run.path / "environment.json", {"overrides": [*common, *own], "host": "n1"})
+    ended(make_run(home, 2, name="alone"), Ending.FINISHED)
+    assert main(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert "  learning_rate=1e-5  because" in shown
+    assert "  learning_rate=1e-6  because" in shown
+    assert "seed" not in shown
+    assert "cluster=slurm" not in shown
+    rows = {row["id"]: row for row in told(capsys)["runs"]}
+    assert [row["overrides"] for row in rows.values()].count([]) == 1

@@ -201,6 +201,13 @@ def _name(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
+def test_a_cluster_that_runs_is_not_started_again(own: NamespacedSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (own.directory / "cluster.json").read_bytes(), processes_of(own.conf)
+    assert main(["cluster", "start", str(own.directory)]) == 1
+    assert "has a cluster already, which runs" in capsys.readouterr().err
+    assert ((own.directory / "cluster.json").read_bytes(), processes_of(own.conf)) == before
+
+
 def test_run_gives_back_the_exit_code(own: NamespacedSlurm, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["cluster", "run", str(own.directory), "--node", "cpu02", "--", "sh", "-c", "hostname; exit 7"]) == 7
     assert capfd.readouterr().out == "cpu02\n"

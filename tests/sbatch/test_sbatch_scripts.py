@@ -155,10 +155,20 @@ def test_benches_run_in_a_job(slurm_mini: PrivateSlurm, tmp_path: Path) -> None:
 @pytest.mark.slurm
 def test_health_looks_at_every_node_and_names_the_bad_one(slurm_mini: PrivateSlurm, tmp_path: Path) -> None:
     python = tmp_path / "python"
-    # doctor's exit code and words as they are, but for one node that fails
+    # doctor as it would be where one node fails and the other is nearly full
+    warned = tmp_path / "warned"
+    findings = [
+        {"grade": "ok", "subject": "GPU", "found": "one", "cure": ""},
+        {"grade": "warn", "subject": "disk", "found": "nearly full", "cure": "empty it"},
+    ]
+    warned.write_text(json.dumps({"grade": "warn", "findings": findings}))
     python.write_text(
         f"""#!/bin/bash
 if [ "$1 $2 $3 $4" = "-m prorl_hpc doctor --json" ] && [ "$SLURMD_NODENAME" = cpu02 ]; then echo "no such disk" >&2; exit 1; fi
+if [ "$1 $2 $3 $4" = "-m prorl_hpc doctor --json" ]; then
+  cat {warned}
+  exit 0
+fi
 exec {sys.executable} "$@"
 """
     )
@@ -170,6 +180,7 @@ exec {sys.executable} "$@"
     lines = [json.loads(line) for line in job.said.splitlines() if line.startswith("{")]
     assert {line["node"]: line["grade"] for line in lines}["cpu02"] == "fail"
     assert {line["node"] for line in lines} == {"cpu01", "cpu02"}
+    assert "cpu01: warn\n  warn: disk: nearly full → empty it" in job.said
     assert "cpu02: fail\n  doctor: no such disk" in job.said
     assert "nodes can be used" in job.said
 

@@ -19,6 +19,7 @@ from prorl_hpc.config.cluster_validation import wasted
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError, filled_in
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.size_validation import size_errors
+from prorl_hpc.config.text_validation import text_errors
 from prorl_hpc.inference.factory import KINDS, resolve_engine
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.trainer.model_recipes import is_prepared
@@ -29,8 +30,9 @@ _GIB = 2**30
 
 def preflight(config: ProrlConfig, *, starting: bool = True) -> list[str]:
     """All that is wrong, each as a sentence with its cure. ``starting``: not for a dry run, which needs no Slurm. Nothing
-    is looked at where sizes are out of all bounds: rows and nodes would be counted out one by one."""
-    if any(size_errors(config)):
+    is looked at where sizes are out of all bounds (rows and nodes would be counted out one by one) or texts cannot be
+    names of files."""
+    if any(size_errors(config)) or any(text_errors(config)):
         return []
     checks: list[Callable[[ProrlConfig], Iterator[str]]] = [
         _run_root,
@@ -47,7 +49,7 @@ def preflight(config: ProrlConfig, *, starting: bool = True) -> list[str]:
 
 def warnings(config: ProrlConfig, *, starting: bool = True) -> list[str]:
     """What is allowed and hardly meant."""
-    if any(size_errors(config)):
+    if any(size_errors(config)) or any(text_errors(config)):
         return []
     return [*wasted(config), *slurm_warnings(config, starting=starting)]
 

@@ -16,6 +16,9 @@ _SEEN_NAMES = """run.name run.root account qos reservation licenses mail_user pa
 interface modules mail_type same_nodes_as kind gpu_option"""
 _SEEN_ELSEWHERE = frozenset(_SEEN_NAMES.split())
 """Names, and settings of ``cluster``, whose own rule allows no such character."""
+_PATH_NAMES = """run.root run.runtime_root model.path sandbox.image task.train.path task.heldout.path cluster.container.image
+cluster.rollout.container cluster.inference.container cluster.trainer.container"""
+_PATHS = frozenset(_PATH_NAMES.split())
 _WITH_TABS = ("setup", "sbatch_lines")
 
 
@@ -23,6 +26,8 @@ def text_errors(config: ProrlConfig) -> Iterator[str]:
     """Each as one sentence."""
     for name, text in _texts("", config):
         last = name.rpartition(".")[2]
+        if name in _PATHS and any(len(part.encode(errors="replace")) > 255 for part in text.split("/")):
+            yield f"{name}={text[:80]}… is no path: a name in it is longer than the 255 bytes that file systems take"
         if name in _SEEN_ELSEWHERE:
             continue
         if name.startswith(("cluster.", "run.")):

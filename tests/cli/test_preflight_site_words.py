@@ -9,6 +9,7 @@ import pytest
 from prorl_hpc.__main__ import main
 from prorl_hpc.cli import preflight
 from prorl_hpc.config.schema import ClusterConfig, ComponentConfig, ProrlConfig
+from prorl_hpc.config.validation import setting, validate
 from prorl_hpc.slurm.sbatch_options import check_extra, check_sbatch_lines, check_srun_args
 from prorl_hpc.slurm.setup_checks import setup_problems
 
@@ -117,3 +118,16 @@ def test_every_word_of_a_site_is_checked_before_a_launch() -> None:
     found = preflight.preflight(config, starting=False)
     for words in ("sbatch's --output", "cluster.srun_args: '--foo bar'", "cluster.trainer.setup, line 1"):
         assert any(words in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    "name", ["run.root", "run.runtime_root", "model.path", "cluster.container.image", "task.train.path"]
+)
+@pytest.mark.parametrize("text", ["/" + "x" * 300, "/\0", "/\ud800"])
+def test_a_path_that_cannot_be_is_answered_without_a_look_at_it(name: str, text: str) -> None:
+    config = ProrlConfig()
+    config.model.prepare = "tiny"
+    group, _, last = name.rpartition(".")
+    setattr(setting(config, group), last, text)
+    assert preflight.preflight(config, starting=False) == [] or name == "run.root"
+    assert any(error.startswith(f"{name}=") for error in validate(config))

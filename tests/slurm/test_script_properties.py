@@ -118,6 +118,7 @@ def test_an_accepted_script_says_what_was_given_and_nothing_else(config: ProrlCo
         == len(own) + len(cluster.sbatch_lines) + len(cluster.setup) + 2 * bool(cluster.setup) + 12
     )
     assert not any(word.startswith("--mem=0") for word in said)
+    assert not {f"--{name}" for name in EXTRAS if name != "exclusive"} & set(said)
 
 
 @given(TEXT.filter(lambda text: "\n" not in text))

@@ -111,17 +111,17 @@ def _named(given: str) -> list[RunDirectory]:
     tails = [run for run in runs if re.fullmatch(r"[0-9a-f]{6}", given) and run.run_id.endswith(f"-{given}")]
     leader = given.split("+")[0]
     # the ids of jobs come again after years, those of processes sooner: the newest run is meant
-    carried = [run for run in runs if job_id(run) == leader][:1] if leader.isdigit() and not tails else []
+    carried = [run for run in runs if leader in job_ids(run)][:1] if leader.isdigit() and not tails else []
     return tails or carried or [run for run in runs if run.run_id.rpartition("-")[0] == given]
 
 
-def job_id(run: RunDirectory) -> str:
-    """Of its newest job; empty if it has none, or its record is damaged."""
+def job_ids(run: RunDirectory) -> tuple[str, ...]:
+    """Of its newest job; none if it has none, or its record is damaged."""
     try:
         job = Job.open(run)
     except RunError:
-        return ""
-    return job.record.job_id if job is not None else ""
+        return ()
+    return job.ids if job is not None else ()
 
 
 def _near(given: str) -> str:

@@ -17,6 +17,7 @@ from prorl_hpc.config.run_directory import ATTEMPT, RANK, RUN_ID, RunDirectory, 
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.slurm.environment import submission_unset
+from prorl_hpc.slurm.job import Job
 from prorl_hpc.slurm.plan import Plan
 from prorl_hpc.slurm.steps import PlacedNode
 
@@ -59,7 +60,12 @@ def attach_words(run: RunDirectory, node: PlacedNode, command: str | None) -> li
     inside += [] if command is None else [command]
     placed = placed_nodes(run)
     if not placed[0].job_id:
-        return inside
+        job = Job.open(run)
+        if job is None or not job.is_inside_another_job():
+            return inside
+        # the run's only node, which is the first of that job's
+        words = ["srun", f"--jobid={job.record.enclosing}", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"]
+        return [*words, "--job-name=prorl-attach", *(["--pty"] if command is None else []), *inside]
     words = ["srun", f"--jobid={placed[0].job_id}"]
     words += [f"--het-group={node.group}"] if any(other.group for other in placed) else []
     words += [

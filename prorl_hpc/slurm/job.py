@@ -36,6 +36,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     cluster: str = ""
     directory: str = ""
     process: ProcessIdentity | None = None
+    enclosing: str = ""
+    """The Slurm job in whose allocation a local run was started; empty if in none."""
 
 
 class Job:
@@ -55,7 +57,9 @@ class Job:
         ticks = process.started if process is not None else 0
         known = process if ticks else None  # else it is gone already
         host, now = socket.gethostname(), time.time()
-        record = JobRecord(kind, job_id, host, ticks, now, attempt, cluster, str(run.path), known)
+        enclosing = os.environ.get("SLURM_JOB_ID", "") if kind == "local" else ""
+        cluster = os.environ.get("SLURM_CLUSTER_NAME", "") if enclosing else cluster
+        record = JobRecord(kind, job_id, host, ticks, now, attempt, cluster, str(run.path), known, enclosing)
         job = cls(record, job_name(run))
         try:
             write_json(_job_file(run), record)
@@ -83,7 +87,8 @@ class Job:
         """For people: ``Slurm job 17`` or ``process 4711 on node3``."""
         if self.record.kind == "slurm":
             return f"Slurm job {self.record.job_id}"
-        return f"process {self.record.job_id} on {self.record.host}"
+        inside = f", in Slurm job {self.record.enclosing}" if self.record.enclosing else ""
+        return f"process {self.record.job_id} on {self.record.host}{inside}"
 
     def state(self, *, now: bool = False) -> str:
         """Slurm's word for it (RUNNING, CANCELLED, …), cached for STATES_EVERY_S unless ``now``; a local job is
@@ -101,6 +106,11 @@ class Job:
         if self._of_copy:
             return JobReport(GONE)
         return asked.of(self.record.job_id, self.name, self.record.cluster)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """By which a person may name it."""
+        return tuple(filter(None, (self.record.job_id, self.record.enclosing)))
 
     def alive(self) -> bool:
         """Waiting, running, or still ending."""
@@ -123,6 +133,11 @@ class Job:
             done = subprocess.run(["scancel", self.record.job_id], capture_output=True, text=True)
             if done.returncode != 0 and "Invalid job id" not in done.stderr:
                 raise RunError(f"scancel {self.record.job_id} failed: {done.stderr.strip()}")
+        elif self.is_inside_another_job():
+            raise RunError(
+                f"{self.description} can be killed only there: it runs in Slurm job {self.record.enclosing}, which `scancel "
+                f"{self.record.enclosing}` ends as a whole"
+            )
         elif self._local_alive():
             os.kill(int(self.record.job_id), signal.SIGTERM)
 
@@ -135,9 +150,34 @@ class Job:
             time.sleep(0.2)
         return True
 
+    def is_inside_another_job(self) -> bool:
+        """A local run in the allocation of a Slurm job, seen from outside of the node that it was started on."""
+        return bool(self.record.enclosing) and not self._is_here()
+
+    def _is_here(self) -> bool:
+        if self.record.process is not None:
+            return self.record.process.life() is not Life.UNKNOWN
+        return self.record.host == socket.gethostname()
+
+    def _alive_inside(self) -> bool:
+        """As the job around it, until the newest attempt says that it has ended: the job may have more to do."""
+        run = RunDirectory(self.record.directory)
+        if RunDirectory(run.path, run.newest_attempt).ending_file.exists():
+            return False
+        if time.monotonic() - self._asked >= STATES_EVERY_S:
+            asked = job_reports([self.record.enclosing])
+            report = asked.of(self.record.enclosing, cluster=self.record.cluster)
+            if report is None:
+                why = asked.why_unknown(self.record.cluster)
+                raise RunError(f"{self.description} cannot be looked for: {why}")
+            self._state, self._asked = report.state, time.monotonic()
+        return JobPhase.of(self._state) is not JobPhase.ENDED
+
     def _local_alive(self) -> bool:
         if self._of_copy:
             return False
+        if self.is_inside_another_job():
+            return self._alive_inside()
         if self.record.process is not None:
             life = self.record.process.life()
             if life is Life.UNKNOWN:

@@ -213,6 +213,16 @@ async def test_without_anybody_to_do_it_an_order_is_refused_unless_it_is_known(t
             await made.submit_rollouts([RolloutSpec("a", "t", {"other": 1})])
 
 
+async def test_who_leaves_in_order_alarms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with coordinator(tmp_path) as (made, _):
+        join(made)
+        made.take(b"w", Goodbye("w"))
+    (record,) = [record for record in caplog.records if "w has left" in record.getMessage()]
+    assert record.levelname == "INFO"
+    assert not [record for record in caplog.records if "is lost" in record.getMessage()]
+
+
 async def test_a_worker_that_drained_and_is_started_anew_takes_rollouts_again(tmp_path: Path) -> None:
     async with coordinator(tmp_path) as (made, _):
         join(made)

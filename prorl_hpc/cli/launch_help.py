@@ -28,7 +28,9 @@ Composes a configuration, checks it, and starts one run: on this machine, or as 
   --config-dir DIR  a directory of your own groups (DIR/cluster/mysite.yaml, then cluster=mysite); those in
                     $PRORL_CONF_DIR and ~/.config/prorl_hpc/conf are found without the flag
   --hydra-help      Hydra's own flags
-Exit codes: 0 all well, 1 the run failed, 2 something given is wrong and nothing was started, 130 Ctrl-C."""
+Exit codes: 0 all well, 1 the run failed, 2 something given is wrong and nothing was started, 130 Ctrl-C, which stops the
+run. SIGTERM, a closed terminal and a closed output (143, 129, 141) stop a run on this machine too (130); of a run on Slurm
+they end the view alone, and the job goes on."""
 
 
 def help_text(config: ProrlConfig, own_dir: Path | None = None) -> str:

@@ -70,7 +70,7 @@ def slurm_warnings(config: ProrlConfig, *, starting: bool = True) -> Iterator[st
         yield (
             f"run.root={config.run.root}: /{Path(config.run.root).absolute().parts[1]} is each node's own as a rule, and a "
             "job whose nodes do not see its run directory ends at once, without a word. Set run.root to storage that this "
-            "machine and all nodes share, or make sure of it with `prorl-hpc doctor … --on-nodes`"
+            "machine and all nodes share, or make sure with `prorl-hpc doctor … --on-nodes`"
         )
 
 

@@ -77,7 +77,7 @@ def _job(row: RunRow) -> str:
     if row.state.job is None:
         return "–"
     record = row.state.job.record
-    return record.job_id if record.kind == "slurm" else f"here:{record.job_id}"
+    return record.job_id if record.kind == "slurm" else record.enclosing or f"here:{record.job_id}"
 
 
 def _step(row: RunRow) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from prorl_hpc.cli.run_choice import job_id as job_id_of
+from prorl_hpc.cli.run_choice import job_ids
 from prorl_hpc.cli.run_choice import known_runs
 from prorl_hpc.cli.stop import stop_run
 from prorl_hpc.config.run_directory import RunDirectory
@@ -25,7 +25,7 @@ def find_run(root: Path | None, job_id: str) -> RunDirectory:
     """The newest run with that job, of all of the user's or of those under ``root``. Raises ConfigError."""
     leader = job_id.split("+")[0]
     for run in known_runs() if root is None else _runs_under(root):
-        if job_id_of(run) == leader:
+        if leader in job_ids(run):
             run.check_ours()
             return run
     where = "none of your runs" if root is None else f"no run under {root.absolute()}"

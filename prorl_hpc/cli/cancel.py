@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from prorl_hpc.cli.run_choice import job_ids
-from prorl_hpc.cli.run_choice import known_runs
+from prorl_hpc.cli.run_choice import job_ids, known_runs
 from prorl_hpc.cli.stop import stop_run
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.errors import ConfigError

@@ -38,7 +38,11 @@ def test_a_large_plan_stays_short() -> None:
     [
         ("sbatch: Job 3 to start at 2026-01-01T00:00:00", 0, ""),
         ("allocation failure: Invalid partition name specified", 1, "cluster.trainer.partition=moon: give a partition"),
-        ("sbatch: error: Unable to contact slurm controller (connect failure)", 1, "not checked, for Slurm does not answer"),
+        (
+            "sbatch: error: Unable to contact slurm controller (connect failure)",
+            1,
+            "not checked, for Slurm does not answer",
+        ),
     ],
 )
 def test_a_dry_run_says_what_sbatch_says(

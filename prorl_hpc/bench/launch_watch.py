@@ -19,6 +19,8 @@ from prorl_hpc.config.schema import ProrlConfig, RunSettings
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.slurm.job import Job
 
+PAUSE_S = 1
+"""The shortest that `status --watch` takes."""
 _PROGRAMS = ("squeue", "sacct", "scontrol", "sinfo")
 _STAND_IN = """#!/bin/bash
 # Notes the call; as squeue it knows every job that it is asked for.
@@ -63,13 +65,13 @@ def _stand_in(programs: Path) -> Path:
 
 
 def _watch(directory: Path, runs: int, cycles: int) -> Samples:
-    """Seconds of each cycle but the first; cycles follow one another at once. Their pause counts as nothing."""
+    """Seconds of each cycle but the first, without its pause of PAUSE_S."""
     environment = {
         **os.environ,
         "PRORL_HOME": str(directory / "home"),
         "PATH": f"{directory / 'bin'}:{os.environ.get('PATH', '')}",
     }
-    words = [sys.executable, "-m", "prorl_hpc", "status", "--all", "--json", "--watch", "0.001"]
+    words = [sys.executable, "-m", "prorl_hpc", "status", "--all", "--json", "--watch", str(PAUSE_S)]
     ended: list[float] = []
     with subprocess.Popen(
         words, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -81,7 +83,7 @@ def _watch(directory: Path, runs: int, cycles: int) -> Samples:
                 ended.append(time.perf_counter())
         finally:
             told.kill()
-    return Samples([after - before for before, after in itertools.pairwise(ended)])
+    return Samples([after - before - PAUSE_S for before, after in itertools.pairwise(ended)])
 
 
 def _check(line: bytes, runs: int, told: subprocess.Popen[bytes]) -> None:

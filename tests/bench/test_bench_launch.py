@@ -49,7 +49,7 @@ def test_heavy_modules_are_seen(tmp_path: Path) -> None:
 def test_a_look_at_all_runs_is_one_call() -> None:
     calls, time = launch_watch.measure(4, 3, silent)
     assert (calls.value, calls.holds) == (1, True), calls.detail
-    assert time.value is not None and time.value > 0
+    assert time.value is not None  # CPU time is counted in hundredths of a second: of few runs it may be none
 
 
 def test_without_root_the_cluster_figures_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

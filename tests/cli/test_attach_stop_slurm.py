@@ -140,6 +140,7 @@ def test_a_run_that_waits_is_cancelled_at_once(tmp_path: Path, capsys: pytest.Ca
     wait_for(lambda: "BeginTime" in run_state(run).detail)
     assert "expected to start" in run_state(run).detail
     assert main(["stop", str(run.path)]) == 0
+    assert "not gone yet" not in capsys.readouterr().out
     assert job.state(now=True) == "CANCELLED"
     assert run_state(run).word == "stopped"
 

@@ -207,7 +207,9 @@ def assert_each_rollout_came_once(run: RunDirectory, steps: int) -> None:
 
 
 @pytest.mark.parametrize("victim", ["coordinator", "worker-0", "inference-0"])
-def test_a_killed_coordinator_worker_or_agent_is_started_again_and_the_run_ends_well(tmp_path: Path, victim: str) -> None:
+def test_a_killed_coordinator_worker_or_agent_is_started_again_and_the_run_ends_well(
+    tmp_path: Path, victim: str
+) -> None:
     process = launch(tmp_path, "trainer.steps=4", "engine=transformers")
     run = wait_for_step(tmp_path, process, 1)
     wait_for_rollouts(run, process)
@@ -231,7 +233,12 @@ def test_a_killed_coordinator_worker_or_agent_is_started_again_and_the_run_ends_
 
 @pytest.mark.parametrize(
     ("victim", "overrides"),
-    [("worker-0", ["run.restarts=0"]), ("coordinator", ["run.restarts=0"]), ("inference-0", ["run.restarts=0"]), ("trainer-0", [])],
+    [
+        ("worker-0", ["run.restarts=0"]),
+        ("coordinator", ["run.restarts=0"]),
+        ("inference-0", ["run.restarts=0"]),
+        ("trainer-0", []),
+    ],
 )
 def test_a_crash_ends_the_run_with_its_name_and_resume_works(tmp_path: Path, victim: str, overrides: list[str]) -> None:
     process = launch(tmp_path, "trainer.steps=50", "trainer.checkpoint_every=1", "engine=transformers", *overrides)

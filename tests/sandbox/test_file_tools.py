@@ -9,6 +9,7 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,16 +272,25 @@ async def test_a_read_only_place_is_said(runtime_dir: Path) -> None:
     await runtime.close()
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """A limit of the system's own on the size of files, as a disk that is full."""
+    """A limit of the system's own on the size of files, as a disk that is full. It is pytest's too, which must be able to
+    write its report."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_what_cannot_be_written_whole_leaves_the_file_as_it_was(tmp_path: Path, small_files: None) -> None:
+def test_what_cannot_be_written_whole_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    with small_files():
+        write_too_much(tmp_path)
+    assert not (tmp_path / "g").exists()
+
+
+def write_too_much(tmp_path: Path) -> None:
     tools, edit = files.Tools(host(tmp_path)), editor.Tools(host(tmp_path))
     tools.upload(Call(1, "upload", 10, b"a\n" * 4000), "f")
     with pytest.raises(Refused, match="File too large"):
@@ -294,4 +304,3 @@ def test_what_cannot_be_written_whole_leaves_the_file_as_it_was(tmp_path: Path, 
             (tmp_path / "second").hardlink_to(tmp_path / "f")
     with pytest.raises(Refused, match="File too large"):
         edit.edit(Call(1, "edit", 10, b""), "create", "g", text="b" * 11_000)
-    assert not (tmp_path / "g").exists()

@@ -9,7 +9,7 @@ demo:            ## set everything up and train the default run on this machine
 test:            ## set everything up and run all checks and tests
 	@scripts/setup.sh test
 	@$(MAKE) --no-print-directory check
-	$(PY) -m pytest
+	@scripts/test.sh
 
 check:           ## format, lint, types, import rules
 	.venv/bin/ruff format --check .

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# All tests, in two processes side by side: those of whole runs and clusters mostly wait for Slurm. What they said comes
+# last. `make test` calls this; for a part of the tests, `.venv/bin/python -m pytest tests/core` and the like.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+beside=(tests/dev_cluster tests/main_job tests/sbatch tests/slurm)
+said=.setup/tests-beside.log
+mkdir -p .setup
+
+.venv/bin/python -m pytest "${beside[@]}" >"$said" 2>&1 &
+other=$!
+trap 'kill -INT "$other" 2>/dev/null; wait "$other"; exit 130' INT TERM
+
+.venv/bin/python -m pytest "${beside[@]/#/--ignore=}"
+code=$?
+echo
+echo "== the tests beside these: ${beside[*]}"
+wait "$other" || code=$?
+cat "$said"
+exit "$code"

@@ -247,7 +247,11 @@ class JobLauncher:
     # --- the end ---
 
     def _wait_for_nodes(self) -> None:
-        """Until every step has ended; those that take too long are ended through srun."""
+        """Until every step has ended; those that take too long are ended through srun. If a newer attempt has begun, this one
+        was out of Slurm's reach: step numbers are given again, so that an old srun's word would end the newer one's steps."""
+        if self._run.newest_attempt > self._run.attempt:
+            for step in self._running():
+                step.abandon()
         order = read_stop(self._run)
         settings = self._config.run
         limit_s = max(settings.stop_timeout_s + (order.drain_s if order else 0.0), order.limit_s if order else 0.0)

@@ -248,10 +248,10 @@ class JobLauncher:
 
     def _wait_for_nodes(self) -> None:
         """Until every step has ended; those that take too long are ended through srun. If a newer attempt has begun, this one
-        was out of Slurm's reach: step numbers are given again, so that an old srun's word would end the newer one's steps."""
+        was out of Slurm's reach, and its sruns must say nothing: step numbers are given again."""
         if self._run.newest_attempt > self._run.attempt:
-            for step in self._running():
-                step.abandon()
+            self._wait_for_last_words()
+            return
         order = read_stop(self._run)
         settings = self._config.run
         limit_s = max(settings.stop_timeout_s + (order.drain_s if order else 0.0), order.limit_s if order else 0.0)
@@ -267,6 +267,15 @@ class JobLauncher:
                 log.error("node %d on %s has not ended", step.node.rank, step.node.host)
                 end(step)
             deadline = time.monotonic() + 5.0
+
+    def _wait_for_last_words(self) -> None:
+        """End the sruns, and wait for what their supervisors record: with this process Slurm would kill those here."""
+        deadline = time.monotonic() + self._config.run.stop_timeout_s + NODE_MARGIN_S
+        for step in self._running():
+            step.abandon()
+        ranks = [step.node.rank for step in self._steps if step.node.rank not in self._lost]
+        while time.monotonic() < deadline and any(read_node_end(self._run, rank) is None for rank in ranks):
+            self._pause()
 
     def _running(self) -> list[Step]:
         steps = [step for step in self._steps if step.node.rank not in self._lost]

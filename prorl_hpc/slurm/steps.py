@@ -92,8 +92,10 @@ class Step:
         self._send(signal.SIGTERM)
 
     def abandon(self) -> None:
-        """Kill srun itself, which does not hear. Slurm ends the task with the job."""
-        self._send(signal.SIGKILL)
+        """Kill srun itself, with its shepherd, which would else have Slurm kill whatever step bears that number by then.
+        Slurm ends the task with the job."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -109,7 +111,10 @@ def _start(run: RunDirectory, words: list[str], node: PlacedNode) -> Step:
     log = srun_log(run, node.rank)
     with log.open("ab") as out:
         environ = step_environment(os.environ)
-        return Step(node, subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out), log)
+        process = subprocess.Popen(
+            words, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
+        )
+        return Step(node, process, log)
 
 
 def clean_up_words(run: RunDirectory, cluster: ClusterConfig, node: PlacedNode, groups: int) -> list[str]:

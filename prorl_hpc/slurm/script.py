@@ -107,6 +107,8 @@ def render(job_name: str, folder: Path, parts: list[Component], cluster: Cluster
     for i, part in enumerate(parts):
         lines += ["#SBATCH hetjob"] if i else []
         lines += ["", f"# {part.name}", *map(_sbatch_line, part.options.items())]
+    if lead_s:  # Slurm may send it a minute early, which can be at once; the launcher takes it over
+        lines += ["", "trap '' USR2"]
     if setup := setup_lines(cluster.modules, cluster.setup):
         lines += ["", "# cluster.modules and cluster.setup", *setup]
     lines += ["", "export SUBMITIT_EXECUTOR=slurm", f"exec {command}", ""]

@@ -137,9 +137,9 @@ def test_a_stop_while_a_restart_is_pending_ends_at_once(tmp_path: Path) -> None:
     while len(read_restarts(run)) < 4:  # the next pause is of 4 s
         assert job.alive()
         time.sleep(0.05)
-    state = run.process_state("worker-0").read_text()
+    while "started again (4 of 9)" not in (state := run.process_state("worker-0").read_text()):
+        assert job.alive()
     assert '"starting"' in state
-    assert "started again (4 of 9)" in state
     order_stop(run, StopOrder(Ending.STOPPED, "because"))
     assert job.wait(15)
     assert read_failure(run) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,6 +171,18 @@ def test_nothing_is_left_however_the_leash_ends(tmp_path: Path, kind: str, dies:
     assert processes_of(cluster.conf) == []
     assert interfaces() == before
     holder.wait(10)
+
+
+def test_a_cluster_whose_directory_was_removed_can_be_stopped(tmp_path: Path) -> None:
+    needs("namespaced")
+    directory = tmp_path / "removed"
+    started = subprocess.run([*START, str(directory), "--kind", "namespaced", *SMALL], capture_output=True, text=True)
+    assert started.returncode == 0, started.stderr
+    cluster = open_cluster(directory)
+    assert traces(directory)
+    shutil.rmtree(directory / "run")
+    cluster.stop()
+    wait_until(lambda: not traces(directory), f"everything is gone; left: {traces(directory)}")
 
 
 def test_a_cluster_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:

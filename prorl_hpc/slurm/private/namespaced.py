@@ -13,6 +13,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
+
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.slurm.private.base import PrivateSlurm, search_path
 from prorl_hpc.slurm.private.config import node_line, write_slurm_config
@@ -40,6 +42,12 @@ class NamespacedSlurm(PrivateSlurm):
             if os.fsencode(self.directory) in Path(f"/proc/{pid}/cmdline").read_bytes():  # else it is another's by now
                 return pid
         raise ConfigError(f"{name} is not up in the private cluster {self.directory}")
+
+    def _site_processes(self) -> list[int]:
+        """The site's first process and the one that made it."""
+        words = [_SITE, str(self.directory / "run" / f"{_SITE}.init")]
+        found = psutil.process_iter(["cmdline"])
+        return [process.pid for process in found if (process.info["cmdline"] or [])[-2:] == words]
 
     def _is_up(self, name: str) -> bool:
         with contextlib.suppress(ConfigError):
@@ -156,8 +164,8 @@ class NamespacedSlurm(PrivateSlurm):
         self.wait_in_service(node)
 
     def stop(self) -> None:
-        # The death of PID 1 ends a PID namespace with all that is in it; the network goes with the last process.
-        if self._is_up(_SITE):
-            end([self._init_pid(_SITE)], signal.SIGKILL)
+        # The death of PID 1 ends a PID namespace with all that is in it; the network goes with the last process. It is found
+        # by its command line: somebody may have removed the directory meanwhile.
+        end(self._site_processes(), signal.SIGKILL)
         for file in (self.directory / "run").glob("*.init"):
             file.unlink(missing_ok=True)

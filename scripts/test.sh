@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# All tests, in two processes side by side: those on clusters of fakes mostly wait for Slurm. What they said comes last. `make test` calls this; for a part of the tests, `.venv/bin/python -m pytest tests/core` and the like.
+# All tests, in two processes side by side: those on clusters of fakes mostly wait for Slurm. What they said comes last.
+# `make test` calls this; for a part of the tests: `.venv/bin/python -m pytest tests/core` and the like.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 

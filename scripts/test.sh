@@ -8,8 +8,10 @@ beside=(tests/dev_cluster tests/sbatch tests/slurm)
 said=.setup/tests-beside.log
 mkdir -p .setup
 
+set -m # else the shell has what it starts beside it ignore Ctrl-C, which tests send
 .venv/bin/python -m pytest "${beside[@]}" >"$said" 2>&1 &
 other=$!
+set +m
 trap 'kill -INT "$other" 2>/dev/null; wait "$other"; exit 130' INT TERM
 
 .venv/bin/python -m pytest "${beside[@]/#/--ignore=}"

@@ -44,7 +44,7 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 400) -> tuple[int,
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)  # it ends its run; killed, it would leave it
+        process.terminate()  # it ends its run; killed, it would leave it
         output, _ = process.communicate(timeout=60)
         pytest.fail(f"launch did not end within {timeout_s} s; it printed:\n{output[-4000:]}")
     return process.returncode, output

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from prorl_hpc.agents.chat_template import ChatTemplate, read_json_file
 from prorl_hpc.messages.errors import ConfigError
-from prorl_hpc.messages.trajectory import Message
+from prorl_hpc.messages.trajectory import Message, ToolSchema
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,9 @@ class ChatFormat:
         """Ids that end an assistant's turn: the template's end of turn and the model's eos."""
 
     @classmethod
-    def open(cls, model_dir: Path | str) -> ChatFormat:
-        """Load from a Hugging Face directory; ConfigError says what is missing or which part breaks."""
+    def open(cls, model_dir: Path | str, *, thinking: str = "auto") -> ChatFormat:
+        """Load from a Hugging Face directory; ConfigError says what is missing or which part breaks. ``thinking``:
+        auto, on or off, as model.thinking."""
         model_dir = Path(model_dir)
         if not model_dir.is_dir():
             raise ConfigError(f"model.path={model_dir} is not a directory: give a Hugging Face model directory")
@@ -86,7 +87,7 @@ class ChatFormat:
 
     # what conversations use
 
-    def first_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def first_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[int]:
         """The conversation's first ids: all messages, then the assistant's turn opened."""
         pieces = self._layout(tuple(message.role for message in messages), True)
         return self._encode(pieces, messages)

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.bench import timed_task
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import read_json, write_json
@@ -34,7 +33,7 @@ from prorl_hpc.sandbox.protocol import Sandbox, SandboxSpec, SandboxStats, ToolR
 from prorl_hpc.transport.agent_line import find_coordinator
 from prorl_hpc.transport.keys import RunKeys
 from prorl_hpc.worker.agent import Worker
-from prorl_hpc.worker.stages import Policy
+from prorl_hpc.worker.policies import load_policies
 
 _LOOK_S = 0.02
 
@@ -149,7 +148,7 @@ async def serve(process: Process) -> None:
         RunKeys.load(process.run.keys),
         NoRuntime(),
         NoLLM(),
-        Policy(ChatFormat.open(config.model.path), config.model.max_context_tokens, config.task.max_turn_tokens),
+        load_policies(config),
         lambda: find_coordinator(process),
     )
     favour_the_loop()

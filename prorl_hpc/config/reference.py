@@ -67,10 +67,12 @@ def reference() -> str:
     parts = [_INTRO]
     config = schema.ProrlConfig()
     for field in dataclasses.fields(config):
-        group = getattr(config, field.name)
+        group, prefix = getattr(config, field.name), field.name
+        if group == {}:  # policies by name: what one of them has
+            group, prefix = schema.PolicyConfig(), f"{field.name}.NAME"
         parts.append(f"\n## `{field.name}`\n\n{inspect.getdoc(type(group))}\n")
         parts.append("| key | type | default of the schema | meaning |\n|---|---|---|---|")
-        parts.append("\n".join(_rows(group, field.name)))
+        parts.append("\n".join(_rows(group, prefix)))
     return "\n".join(parts) + "\n"
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+TRAINED = "policy"
+"""The name of the policy that ``model`` is, the one that is trained."""
+
 
 @dataclass
 class RunSettings:
@@ -45,6 +48,25 @@ class ModelConfig:
     path: str = ""
     prepare: str = ""
     max_context_tokens: int = 1024
+    thinking: str = "auto"
+    """auto (as the chat template does by itself), on, off: for models whose template can do both."""
+    tool_format: str = "auto"
+    """How the model writes tool calls: auto (known from its template), hermes, qwen_xml, llama_json, pythonic, mistral,
+    deepseek, harmony, bash_block, json."""
+
+
+@dataclass
+class PolicyConfig:
+    """One more policy, served side by side with ``model`` (which is the policy named ``policy``, the one that is trained).
+    Everything else of ``engine`` holds for its servers too."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    servers_per_node: int = 1
+    """LLM servers of this policy on each inference node, beside engine.servers_per_node of the trained one."""
+    outside: list[str] = field(default_factory=list)
+    """As engine.outside, for this policy; servers_per_node=0 then, unless it has servers of the run too."""
+    reward: str = ""
+    """module:function that turns the task's score into this policy's reward; empty: the task's own reward."""
 
 
 @dataclass
@@ -55,6 +77,11 @@ class EngineConfig:
     """auto (vllm where installed, else transformers), vllm, transformers, scripted."""
     servers_per_node: int = 1
     tensor_parallel: int = 1
+    """GPUs (on CPU: processes) that one server is spread over, within a node unless nodes_per_server says otherwise."""
+    pipeline_parallel: int = 1
+    nodes_per_server: int = 1
+    """Nodes that one server is spread over (tensor_parallel times pipeline_parallel GPUs in all); with more than one,
+    servers_per_node is 1 and cluster.inference.nodes a multiple of it."""
     threads: int = 1
     """CPU threads per server (OMP_NUM_THREADS); GPUs ignore it."""
     dtype: str = "auto"
@@ -75,6 +102,8 @@ class EngineConfig:
     ends if one does not answer. URL#MODEL says which of its models is meant. A bearer token for them is taken from
     PRORL_OUTSIDE_API_KEY."""
     env: dict[str, str] = field(default_factory=dict)
+    script: dict[str, Any] = field(default_factory=dict)
+    """Settings of kind=scripted: what it answers and how long it takes (docs/inference.md)."""
 
 
 @dataclass
@@ -139,11 +168,48 @@ class TaskConfig:
     """Assistant turns per rollout."""
     max_turn_tokens: int = 48
     """Tokens per assistant turn; longer turns are cut and count as truncated."""
+    max_rollout_tokens: int = 0
+    """Tokens that the policy may generate in one rollout, all turns together; 0: no limit but the context's."""
+    stop: list[str] = field(default_factory=list)
+    """A turn that comes to contain one of these texts ends there, and with it the rollout."""
+    max_repeats: int = 0
+    """End a rollout that makes the same calls with the same results so often in a row, or whose turn repeats one piece of
+    text to its end; 0: never."""
+    system_prompt: str = ""
+    """For tasks whose agent loop is the native one; empty: the task's own."""
+    tools: list[str] = field(default_factory=list)
+    """Tools that the native loop offers: bash, ipython, edit, think, finish, web_search; empty: the task's own."""
+    web_search_url: str = ""
+    """Where web_search asks, with {query} in it; answers JSON like SearXNG's (results: title, url, content)."""
     observation_limit_chars: int = 1000
     call_timeout_s: float = 20.0
     """One tool call of the agent; what runs longer is killed, and the agent is told."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of this task alone; unknown ones are refused by the task."""
+
+
+@dataclass
+class AgentConfig:
+    """Group ``agent``: who talks to the model in RUN."""
+
+    kind: str = "native"
+    """native: the task's own loop; outside: a program in the sandbox that talks to the LLM gateway."""
+    name: str = "native"
+    image: str = ""
+    """The image of an outside agent's sandbox; empty: the task's or sandbox.image."""
+    command: list[str] = field(default_factory=list)
+    """What an outside agent is started as, in the sandbox's workspace. {instruction}, {instruction_file}, {model},
+    {openai_url} (…/v1), {anthropic_url} and {key} are filled in, here and in env and files."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Beside OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, which are always set."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Files that are written into the workspace before: name → content."""
+    binds: list[str] = field(default_factory=list)
+    """Directories of the node that the agent needs, read-only inside: /path or /path:/inside (a virtual environment)."""
+    answer: str = "last_message"
+    """Where its answer is: last_message (the last text that the model wrote to it), stdout, or file:NAME."""
+    max_calls: int = 100
+    """Calls to the model in one rollout; the next one is refused."""
 
 
 @dataclass
@@ -162,6 +228,8 @@ class RolloutConfig:
     """Rollouts of one worker that are scored at the same time."""
     coupled: bool = False
     """One pool of run_slots that a rollout holds from INIT to the end of EVAL, instead of three (to compare with)."""
+    policy_weights: dict[str, float] = field(default_factory=dict)
+    """Shares of the policies among rollouts whose order names the policy ``any``; empty: equal shares of all."""
     balancing: str = "least_in_flight"
     """least_in_flight, or round_robin (to compare with): how LLM servers are chosen, once per rollout."""
     when_server_lost: str = "move"
@@ -219,6 +287,9 @@ class TrainerConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28
     overlong_filtering: bool = True
+    """Leave rollouts that were cut out of the loss (DAPO §3.4)."""
+    overlong_finishes: list[str] = field(default_factory=lambda: ["turn_tokens", "rollout_tokens", "context"])
+    """The finish reasons that count as cut; turns, repetition and stop_string can be added."""
     soft_overlong_cache_tokens: int = 0
     """L_cache of the soft overlong punishment; 0: off."""
     max_response_tokens: int = 0
@@ -348,7 +419,10 @@ class ProrlConfig:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    policies: dict[str, PolicyConfig] = field(default_factory=dict)
+    """More policies by name, served beside ``model``."""
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

@@ -68,6 +68,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int = 256
     seed: int | None = None
     stop_token_ids: list[int] = []
+    stop: list[str] = []
+    """The turn ends where its text has come to contain one of these; the tokens up to there stay."""
 
 
 class Budgets(msgspec.Struct, frozen=True):

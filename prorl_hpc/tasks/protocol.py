@@ -6,13 +6,15 @@ becomes a Failure (SandboxError → sandbox, InferenceError → inference, anyth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from prorl_hpc.messages.inference import Completion
+from msgspec.structs import replace
+
+from prorl_hpc.messages.inference import Completion, FinishReason
 from prorl_hpc.messages.rollout import RolloutSpec, SamplingParams
-from prorl_hpc.messages.trajectory import Message, Trajectory
+from prorl_hpc.messages.trajectory import Finish, Message, ToolSchema, Trajectory
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxNeeds
 
 
@@ -24,20 +26,50 @@ class LLM(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One assistant turn as it was generated. ``text`` is without control tokens; ``raw`` has them, but not the one that
+    ends the turn. ``token_ids`` and ``logprobs`` have equal length."""
+
+    text: str
+    raw: str
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+
+
 class Conversation(Protocol):
     """A chat as token ids that only grow. Implemented in prorl_hpc.agents."""
 
-    def append(self, messages: Sequence[Message]) -> None:
-        """Tokenize new messages alone and append them, then open the assistant's turn."""
+    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+        """Tokenize new messages alone and append them, then open the assistant's turn. ``tools`` are told of in the first
+        prompt and have no effect later."""
         ...
 
-    async def generate(self) -> str:
+    async def generate(self, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> str:
         """One assistant turn: appends exactly the ids that the engine returned, and returns their text without
-        control tokens. ``truncated`` is set if it was cut at the token limit."""
+        control tokens. ``finish`` is set if it was cut at a token limit. The arguments narrow this turn's limits."""
+        ...
+
+    def end(self, finish: Finish) -> None:
+        """Say why the rollout ends; a cut at a token limit, which is noted by itself, stays."""
+        ...
+
+    def fork(self, num_messages: int) -> Conversation:
+        """Another conversation that begins with this one's first ``num_messages`` messages, where a turn begins or ends;
+        their tokens are not trained in it."""
         ...
 
     @property
-    def truncated(self) -> bool: ...
+    def last_turn(self) -> Turn | None: ...
+
+    @property
+    def finish(self) -> Finish: ...
+
+    @property
+    def truncated(self) -> bool:
+        """Whether ``finish`` is a cut at a token limit."""
+        ...
 
     @property
     def trajectory(self) -> Trajectory: ...
@@ -54,16 +86,34 @@ class Evaluation:
 @dataclass
 class RolloutContext:
     """One rollout on its way through the stages. ``notes`` carries what a later stage needs, such as
-    the final answer that RUN found."""
+    the final answer that RUN found. ``branches`` are further conversations, each a sample of its own in training; RUN
+    and later stages can open one with ``converse``, or take one from ``conversation.fork``."""
 
     spec: RolloutSpec
     sandbox: Sandbox
     conversation: Conversation | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+    branches: list[Conversation] = field(default_factory=list)
+    converse: Callable[[], Conversation] | None = None
 
     def require_conversation(self) -> Conversation:
         assert self.conversation is not None, "RUN and later stages have a conversation"
         return self.conversation
+
+    def new_conversation(self) -> Conversation:
+        """A further, empty conversation with the same policy, kept among ``branches``."""
+        assert self.converse is not None, "RUN and later stages can converse"
+        conversation = self.converse()
+        self.branches.append(conversation)
+        return conversation
+
+    @property
+    def trajectory(self) -> Trajectory | None:
+        """Of all conversations so far; None before RUN. Branches in which nothing was generated are left out."""
+        if self.conversation is None:
+            return None
+        branches = [branch.trajectory for branch in self.branches]
+        return replace(self.conversation.trajectory, branches=[b for b in branches if b.num_trained_tokens])
 
 
 class AgentHandler(Protocol):
@@ -75,7 +125,11 @@ class AgentHandler(Protocol):
     the old one (a patch, say) RUN puts into ``context.notes``. Without the attribute EVAL gets RUN's sandbox.
 
     It may also have a method ``sandbox(row) -> SandboxNeeds``: the image, network and environment that this row's
-    sandboxes are started with, where they differ from the run's defaults."""
+    sandboxes are started with, where they differ from the run's defaults.
+
+    A handler that outside agents (group ``agent``) can play has a method ``instruction(row) -> str``: the whole task in
+    words, told to the agent in place of ``run``. The agent's answer is then in ``context.notes["outcome"]``, as an
+    agents.tool_loop.LoopOutcome, for ``eval``."""
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
         """The built-in dataset: ``size`` rows of ``split`` (train or heldout), the same for the same arguments.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TypeVar
 
-from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.inference.client import LLMClient
-from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.status import Phase
 from prorl_hpc.observe.process import (
     Process,
@@ -24,7 +23,7 @@ from prorl_hpc.sandbox.protocol import Runtime
 from prorl_hpc.transport.agent_line import find_coordinator
 from prorl_hpc.transport.keys import RunKeys
 from prorl_hpc.worker.agent import Worker
-from prorl_hpc.worker.stages import Policy
+from prorl_hpc.worker.policies import Policy, load_policies
 
 log = logging.getLogger("prorl_hpc.worker")
 T = TypeVar("T")
@@ -33,7 +32,7 @@ T = TypeVar("T")
 async def serve(process: Process) -> None:
     """From the sandbox check to the end of the run; the runtime is closed on every way out."""
     stop = stop_event()
-    policy = load_policy(process)
+    policies = load_policies(process.config)
     process.say(Phase.STARTING, "checking the sandbox")
     preparing = make_runtime(process.config.sandbox, process.runtime_dir, process.run.run_id)
     runtime = await unless_stopped(preparing, stop)
@@ -43,32 +42,24 @@ async def serve(process: Process) -> None:
         process.say(Phase.STARTING, "waiting for the coordinator")
         coordinator = process.wait_for("coordinator", process.config.run.start_timeout_s)
         if await unless_stopped(coordinator, stop) is not None:
-            await _work(process, runtime, policy, stop)
+            await _work(process, runtime, policies, stop)
     finally:
         process.say(Phase.STOPPING)
         await runtime.close()
 
 
-async def _work(process: Process, runtime: Runtime, policy: Policy, stop: asyncio.Event) -> None:
+async def _work(process: Process, runtime: Runtime, policies: Mapping[str, Policy], stop: asyncio.Event) -> None:
     keys = RunKeys.load(process.run.keys)
     clocks = process.config.rollout
     llms = LLMClient(process.node, keys, process.name, ping_s=clocks.heartbeat_s, lost_after_s=clocks.lost_after_s)
     try:
         worker = Worker(
-            process.name, process.node, process.config, keys, runtime, llms, policy, lambda: find_coordinator(process)
+            process.name, process.node, process.config, keys, runtime, llms, policies, lambda: find_coordinator(process)
         )
         favour_the_loop()
         await worker.run(stop, lambda: process.ready(detail=runtime.description))
     finally:
         await llms.close()
-
-
-def load_policy(process: Process) -> Policy:
-    """The policy's chat format and bounds; ConfigError if the model directory will not do."""
-    config = process.config
-    if not config.model.path:
-        raise ConfigError("model.path is empty: the worker needs the model's tokenizer and chat template")
-    return Policy(ChatFormat.open(config.model.path), config.model.max_context_tokens, config.task.max_turn_tokens)
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prorl_hpc.config.schema import ProrlConfig, RolloutConfig, TaskConfig
 from prorl_hpc.messages.control import (
@@ -31,7 +31,8 @@ from prorl_hpc.transport.agent_line import AgentLine
 from prorl_hpc.transport.keys import RunKeys
 from prorl_hpc.worker.llms import LLMSource
 from prorl_hpc.worker.outbox import Outbox
-from prorl_hpc.worker.stages import Policy, StageRunner
+from prorl_hpc.worker.policies import Policy
+from prorl_hpc.worker.stages import StageRunner
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Worker:
         keys: RunKeys,
         runtime: Runtime,
         llms: LLMSource,
-        policy: Policy,
+        policies: Mapping[str, Policy],
         find_endpoint: Callable[[], str],
     ) -> None:
         """``runtime`` is prepared; the caller closes it. ``find_endpoint`` gives the coordinator's address."""
@@ -81,7 +82,7 @@ class Worker:
         self._draining = False
         self._outbox = Outbox()
         move = config.rollout.when_server_lost == "move"
-        self._stages = StageRunner(worker_id, runtime, llms, policy, Handlers(config.task), self._outbox, move=move)
+        self._stages = StageRunner(worker_id, runtime, llms, policies, Handlers(config.task), self._outbox, move=move)
         self._line: AgentLine[CoordinatorToWorker] = AgentLine(
             CoordinatorToWorker,
             keys,

@@ -49,9 +49,8 @@ class Attempt:
         """What RUN has generated so far, encoded; after RUN, what was reported of it."""
         if (reported := reported_trajectory(self.reports)) is not None:
             return reported
-        if self.context is None or self.context.conversation is None:
-            return None
-        return _encoder.encode(self.context.conversation.trajectory)
+        trajectory = self.context.trajectory if self.context is not None else None
+        return _encoder.encode(trajectory) if trajectory is not None else None
 
 
 def reported_trajectory(reports: list[StageFinished]) -> bytes | None:

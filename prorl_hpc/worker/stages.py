@@ -12,12 +12,9 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
-from prorl_hpc.agents.chat_format import ChatFormat
-from prorl_hpc.agents.conversation import TokenConversation
 from prorl_hpc.messages.control import (
     Discard,
     Discarded,
@@ -29,14 +26,15 @@ from prorl_hpc.messages.control import (
     StartInit,
     StartRun,
 )
-from prorl_hpc.messages.errors import InferenceError
+from prorl_hpc.messages.errors import ConfigError, InferenceError
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutSpec, Stage
 from prorl_hpc.sandbox.protocol import Runtime, Sandbox, spec_of
-from prorl_hpc.tasks.protocol import LLM, AgentHandler, Evaluation, RolloutContext, needs_of, wants_fresh_sandbox
+from prorl_hpc.tasks.protocol import AgentHandler, Evaluation, RolloutContext, needs_of, wants_fresh_sandbox
 from prorl_hpc.worker.attempt import Attempt, reported_trajectory
 from prorl_hpc.worker.failures import failure_of, timeout_of
 from prorl_hpc.worker.llms import LLMSource
 from prorl_hpc.worker.outbox import Outbox
+from prorl_hpc.worker.policies import Policy
 
 log = logging.getLogger(__name__)
 
@@ -44,26 +42,6 @@ _CANCEL_PATIENCE_S = 0.4
 """How long a cancelled stage may take to end before its sandbox is taken away under it."""
 _STOP_PATIENCE_S = 0.4
 """How long that sandbox may take to stop before its attempt is called discarded; it is stopped nevertheless."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How the policy's chats are written and bounded."""
-
-    chat: ChatFormat
-    max_context_tokens: int
-    max_turn_tokens: int
-
-    def converse(self, spec: RolloutSpec, llm: LLM) -> TokenConversation:
-        return TokenConversation(
-            self.chat,
-            llm,
-            spec.sampling,
-            max_context_tokens=self.max_context_tokens,
-            max_turn_tokens=self.max_turn_tokens,
-            # Not the rollout's id, which differs between runs: a seeded run is repeatable.
-            seed_scope=f"{spec.row.get('id', '')}/{spec.sample}",
-        )
 
 
 class StageRunner:
@@ -74,7 +52,7 @@ class StageRunner:
         worker_id: str,
         runtime: Runtime,
         llms: LLMSource,
-        policy: Policy,
+        policies: Mapping[str, Policy],
         handler_for: Callable[[str], AgentHandler],
         outbox: Outbox,
         *,
@@ -85,7 +63,7 @@ class StageRunner:
         self._worker_id = worker_id
         self._runtime = runtime
         self._llms = llms
-        self._policy = policy
+        self._policies = policies
         self._handler_for = handler_for
         self._outbox = outbox
         self._move = move
@@ -178,7 +156,9 @@ class StageRunner:
         spec = attempt.spec
         trouble = self._trouble_of(spec.rollout_id) if self._move else None
         attempt.llm = self._llms.for_rollout(attempt.server, spec.rollout_id, spec.priority, trouble)
-        attempt.context.conversation = self._policy.converse(spec, attempt.llm)
+        policy, llm, numbers = self._policy_of(spec), attempt.llm, itertools.count(1)
+        attempt.context.conversation = policy.converse(spec, llm)
+        attempt.context.converse = lambda: policy.converse(spec, llm, next(numbers))
         await attempt.handler.run(attempt.context)
 
     async def _eval(self, attempt: Attempt) -> None:
@@ -201,6 +181,13 @@ class StageRunner:
         self._sandboxes.add(sandbox.sandbox_id)
         attempt.sandbox = sandbox
         return sandbox
+
+    def _policy_of(self, spec: RolloutSpec) -> Policy:
+        try:
+            return self._policies[spec.policy]
+        except KeyError:
+            known = ", ".join(self._policies)
+            raise ConfigError(f"this run has no policy {spec.policy!r}: it has {known}") from None
 
     def _trouble_of(self, rollout_id: str) -> Callable[[str, str], None]:
         def trouble(server_id: str, message: str) -> None:

@@ -14,12 +14,12 @@ from worker_bench import PATIENCE_S, Bench, FakeCoordinator, FakeLLMs
 from worker_site import Site
 
 from prorl_hpc.agents.chat_format import ChatFormat
-from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.schema import TRAINED, ProrlConfig
 from prorl_hpc.sandbox.fake import FakeRuntime
 from prorl_hpc.tasks.testing import ScriptedLLM, write_chat_model
 from prorl_hpc.transport.keys import RunKeys
 from prorl_hpc.worker.agent import Worker
-from prorl_hpc.worker.stages import Policy
+from prorl_hpc.worker.policies import Policy
 
 
 @pytest.fixture(scope="session")
@@ -79,8 +79,8 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     coordinator = FakeCoordinator(keys, tmp_path / "c.sock", config.rollout.heartbeat_s)
     llms = FakeLLMs(ScriptedLLM(chat, lambda prompt: "hello"))
-    policy = Policy(chat, max_context_tokens=512, max_turn_tokens=64)
-    worker = Worker("worker-0", "node-a", config, keys, runtime, llms, policy, lambda: coordinator.endpoint)
+    policies = {TRAINED: Policy(chat, max_context_tokens=512, max_turn_tokens=64)}
+    worker = Worker("worker-0", "node-a", config, keys, runtime, llms, policies, lambda: coordinator.endpoint)
     stop = asyncio.Event()
     running = asyncio.create_task(worker.run(stop))
     staged_task.mortal = asyncio.Event()

@@ -1,0 +1,53 @@
+"""The policies of a run as a worker needs them: how their chats are written, and within which bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from prorl_hpc.agents.chat_format import ChatFormat
+from prorl_hpc.agents.conversation import TokenConversation
+from prorl_hpc.config.schema import TRAINED, ModelConfig, ProrlConfig, TaskConfig
+from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.messages.rollout import RolloutSpec
+from prorl_hpc.tasks.protocol import LLM
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a policy's chats are written and bounded."""
+
+    chat: ChatFormat
+    max_context_tokens: int
+    max_turn_tokens: int
+    max_rollout_tokens: int = 0
+    stop: tuple[str, ...] = ()
+
+    def converse(self, spec: RolloutSpec, llm: LLM, number: int = 0) -> TokenConversation:
+        """The rollout's conversation, or its ``number``-th further one."""
+        scope = f"{spec.row.get('id', '')}/{spec.sample}"
+        return TokenConversation(
+            self.chat,
+            llm,
+            replace(spec.sampling, stop=[*spec.sampling.stop, *self.stop]),
+            max_context_tokens=self.max_context_tokens,
+            max_turn_tokens=self.max_turn_tokens,
+            max_rollout_tokens=self.max_rollout_tokens,
+            # Not the rollout's id, which differs between runs: a seeded run is repeatable.
+            seed_scope=f"{scope}/{number}" if number else scope,
+        )
+
+
+def load_policies(config: ProrlConfig) -> dict[str, Policy]:
+    """Each policy's chat format and bounds; ConfigError if a model directory will not do."""
+    models = {TRAINED: config.model} | {name: policy.model for name, policy in config.policies.items()}
+    return {name: _load_policy(name, model, config.task) for name, model in models.items()}
+
+
+def _load_policy(name: str, model: ModelConfig, task: TaskConfig) -> Policy:
+    where = "model" if name == TRAINED else f"policies.{name}.model"
+    if not model.path:
+        raise ConfigError(f"{where}.path is empty: the worker needs the model's tokenizer and chat template")
+    chat = ChatFormat.open(model.path, thinking=model.thinking)
+    return Policy(chat, model.max_context_tokens, task.max_turn_tokens, task.max_rollout_tokens, tuple(task.stop))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from prorl_hpc.agents.outside import can_be_told, parse_bind, told_problem
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import ConfigError, SandboxError
 from prorl_hpc.sandbox.images.resolving import check
 from prorl_hpc.sandbox.images.sif import this_architecture
 from prorl_hpc.tasks.dataset import Row, Split, load_rows
-from prorl_hpc.tasks.protocol import needs_of
+from prorl_hpc.tasks.protocol import needs_of, problems_of
 from prorl_hpc.tasks.registry import get_handler
 
 _SHOWN_IMAGES = 3
@@ -18,8 +20,12 @@ _SHOWN_IMAGES = 3
 def data_problems(config: ProrlConfig) -> Iterator[str]:
     """Each as a sentence with its cure."""
     splits: list[Split] = ["train", "heldout"] if config.trainer.enabled else ["train"]
-    told: dict[str, None] = {}
+    told: dict[str, None] = dict.fromkeys(_of_the_task(config))
     images = {config.sandbox.image: "sandbox.image"}
+    if config.agent.kind == "outside":
+        yield from _outside_agent(config)
+        if config.agent.image:
+            images[config.agent.image] = "agent.image"
     for split in splits:
         try:
             images = {**_images_asked_for(config, split, load_rows(config.task, split)), **images}
@@ -28,6 +34,27 @@ def data_problems(config: ProrlConfig) -> Iterator[str]:
     yield from told
     if config.sandbox.kind != "local":
         yield from _images(config, images)
+
+
+def _of_the_task(config: ProrlConfig) -> Iterator[str]:
+    """What the task itself finds wrong before a launch, such as an environment that does not start."""
+    try:
+        yield from problems_of(get_handler(config.task.name, config.task))
+    except ConfigError as error:
+        yield str(error)
+
+
+def _outside_agent(config: ProrlConfig) -> Iterator[str]:
+    try:
+        handler = get_handler(config.task.name, config.task)
+    except ConfigError:
+        return  # whoever reads the rows says so
+    if not can_be_told(handler):
+        yield told_problem(config.task.name)
+    if config.cluster.kind == "local":
+        for path, _ in map(parse_bind, config.agent.binds):
+            if not Path(path).is_dir():
+                yield f"agent.binds: there is no directory {path} on this machine: make it, or name another one"
 
 
 def _images_asked_for(config: ProrlConfig, split: Split, rows: list[Row]) -> dict[str, str]:

@@ -6,7 +6,7 @@ becomes a Failure (SandboxError → sandbox, InferenceError → inference, anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -127,6 +127,9 @@ class AgentHandler(Protocol):
     It may also have a method ``sandbox(row) -> SandboxNeeds``: the image, network and environment that this row's
     sandboxes are started with, where they differ from the run's defaults.
 
+    It may have a method ``problems() -> Iterator[str]``, asked once before a launch: what stands in the way of the task on
+    this machine, each as a sentence with its cure. It may take seconds, such as to start an environment.
+
     A handler that outside agents (group ``agent``) can play has a method ``instruction(row) -> str``: the whole task in
     words, told to the agent in place of ``run``. The agent's answer is then in ``context.notes["outcome"]``, as an
     agents.tool_loop.LoopOutcome, for ``eval``."""
@@ -162,3 +165,9 @@ def needs_of(handler: AgentHandler, row: Mapping[str, Any]) -> SandboxNeeds:
     """What the sandboxes of ``row`` are started with."""
     asked = getattr(handler, "sandbox", None)
     return SandboxNeeds() if asked is None else asked(row)
+
+
+def problems_of(handler: AgentHandler) -> Iterable[str]:
+    """What the task finds wrong before a launch."""
+    asked = getattr(handler, "problems", None)
+    return () if asked is None else asked()

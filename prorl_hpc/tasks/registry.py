@@ -20,6 +20,7 @@ BUILT_IN: dict[str, str] = {
     "file_trail": "prorl_hpc.tasks.file_trail:FileTrail",
     "file_quest": "prorl_hpc.tasks.file_quest:FileQuest",
     "reasoning_gym": "prorl_hpc.tasks.reasoning_gym:ReasoningGym",
+    "text_env": "prorl_hpc.tasks.text_env:TextEnv",
 }
 """Task name → import path."""
 

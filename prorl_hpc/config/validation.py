@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from prorl_hpc.config.agent_validation import agent_errors
 from prorl_hpc.config.cluster_validation import cluster_errors
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.size_validation import size_errors
@@ -88,6 +89,7 @@ def validate(config: ProrlConfig) -> list[str]:
         *_sandbox(config),
         *_tokens(config),
         *_outside(config),
+        *agent_errors(config),
         *cluster_errors(config),
     ]
 

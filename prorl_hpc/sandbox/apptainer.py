@@ -6,7 +6,7 @@ message to the tool server costs less than one; spython adds a ``--version`` to 
 stdin, and only logs an instance that did not start or stop. (It does build and inspect images: images/.)
 
 Everything of the node that the sandbox gets is named in ``_launch``: the workspace, /tmp, the kit, the tool server and
-its socket's directory, the sockets that its task asks for, and for the ``host`` image the node's /usr, read-only.
+its socket's directory, the sockets and directories that its task asks for, and for the ``host`` image the node's /usr, read-only.
 """
 
 from __future__ import annotations
@@ -78,6 +78,10 @@ class ApptainerRuntime(AttachedRuntime):
             binds += [f"{path}:{path}:ro" for path in self._host_binds]
         if spec.sockets:
             binds += _socket_binds(spec.sockets, box)
+        for path, inside in spec.binds.items():
+            check_bind(path, "link it to another path")
+            check_bind(inside, "choose another path inside")
+            binds.append(f"{path}:{inside}:ro")
         argv = [self._binary, "-q", "-s", "exec", *isolation_flags(spec.network or self._config.network)]
         if (spec.writable or self._config.writable) == "image":
             argv += overlay_flags(image, box, self._binary)

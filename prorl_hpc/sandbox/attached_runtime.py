@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 CODE = Path(tools.__file__).parent
 _SHELL_S = 20.0
+_TAKEN = ("/.prorl", "/workspace", "/proc", "/sys", "/dev", "/etc")
+"""Where no directory of the node may be bound. (/tmp may hold one: a virtual environment of a test lies there.)"""
 SHELL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -141,7 +143,7 @@ class AttachedRuntime(abc.ABC):
         """A sandbox that is ready, where the spec asks for nothing but the defaults."""
         config = self._config
         asked = (spec.image or config.image, spec.network or config.network, spec.writable or config.writable)
-        special = asked != (config.image, config.network, config.writable) or spec.env or spec.sockets
+        special = asked != (config.image, config.network, config.writable) or spec.env or spec.sockets or spec.binds
         if self._warm is None or special:
             return None
         sandbox = self._warm.take()
@@ -278,9 +280,24 @@ def check_spec(spec: SandboxSpec) -> None:
             )
         if not Path(path).is_socket():
             raise SandboxError(f"sandbox socket {name}: there is no Unix socket at {path}")
+    for path, inside in spec.binds.items():
+        if not Path(path).is_dir() or not path.startswith("/"):
+            raise SandboxError(
+                f"sandbox bind {path}: there is no such directory on this node (an absolute path is needed)"
+            )
+        check_place_of_bind(inside)
     for name, value in spec.env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
             raise SandboxError(f"sandbox environment variable {name!r} has a name or value that no process can take")
+
+
+def check_place_of_bind(inside: str) -> None:
+    """SandboxError for a place where a bound directory would hide what the sandbox itself needs."""
+    path = Path(inside)
+    taken = next((place for place in _TAKEN if path.is_relative_to(place)), None)
+    if not path.is_absolute() or ".." in path.parts or path == Path("/") or taken:
+        why = f"{taken} is the sandbox's own" if taken else "an absolute path other than / is needed"
+        raise SandboxError(f"sandbox bind to {inside!r}: {why}; choose a path such as /opt/agent")
 
 
 def _check_choices(network: str, writable: str) -> None:

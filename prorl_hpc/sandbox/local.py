@@ -13,6 +13,7 @@ from pathlib import Path
 
 import ptyprocess
 
+from prorl_hpc.messages.errors import SandboxError
 from prorl_hpc.sandbox.attached_runtime import CODE, SHELL_PATH, AttachedRuntime, Launch, socket_environment
 from prorl_hpc.sandbox.directories import MARKER, Box
 from prorl_hpc.sandbox.protocol import SandboxSpec
@@ -42,6 +43,12 @@ class LocalRuntime(AttachedRuntime):
         """It takes nothing."""
 
     async def _launch(self, spec: SandboxSpec, box: Box) -> Launch:
+        for path, place in spec.binds.items():
+            if path != place:
+                raise SandboxError(
+                    f"the directory {path} cannot be at {place} in a local sandbox, which sees the node's own paths: ask for "
+                    f"{path} alone, or use sandbox.kind=apptainer"
+                )
         private = {MARKER: str(box.path), "HOME": str(box.tmp), "TMPDIR": str(box.tmp), "LANG": "C.UTF-8"}
         inside = {"PATH": SHELL_PATH, **private, **socket_environment(spec.sockets), **spec.env}
         settings = self._settings(str(box.workspace), str(box.socket_dir), inside, inherit_env=False)

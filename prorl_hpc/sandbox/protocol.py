@@ -45,6 +45,9 @@ class SandboxNeeds:
     """Unix sockets of the node that the sandbox may connect to, whatever its network: name (lower case) → path on the
     node, where somebody must be listening before the sandbox starts. Inside, each is ``/.prorl/sockets/<name>``
     (``local``: its own path), and its path is in $PRORL_SOCKET_<NAME>."""
+    binds: dict[str, str] = field(default_factory=dict)
+    """Directories of the node that are there inside, read-only: path on the node → path inside, both absolute. ``local``
+    has no other paths than the node's, so there both are the same."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MODULES = {
     "shells": ("bash", "bash_input", "bash_interrupt", "bash_look", "bash_close"),
     "execution": ("exec",),
+    "outside": ("agent",),
     "ipython": ("ipython", "ipython_interrupt", "ipython_restart"),
     "files": ("upload", "download"),
     "editor": ("edit",),

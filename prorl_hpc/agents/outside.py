@@ -1,0 +1,214 @@
+"""Outside agents: a program in the sandbox, unmodified, that takes the LLM gateway for its provider.
+
+The sandbox's tool ``agent`` (sandbox.tools.agent_runner) starts it beside a door on loopback that leads to the gateway's
+socket and nowhere else. What it says to the model is the gateway's to record; here it is started, waited for, and asked
+for its answer. A program that never got to talk to the model is an AgentError, which fails the rollout: a reward of 0
+would hide it. One that ended badly later has no answer and is scored; ``agent_exit_code`` among the metrics and the log
+tell of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import msgspec
+
+from prorl_hpc.agents.tool_loop import LoopOutcome
+from prorl_hpc.config.schema import AgentConfig
+from prorl_hpc.messages.errors import ConfigError, InferenceError, ProrlError, SandboxError
+from prorl_hpc.sandbox.protocol import Sandbox, SandboxNeeds, ToolResult
+from prorl_hpc.tasks.protocol import AgentHandler
+
+log = logging.getLogger(__name__)
+
+SOCKET = "llm"
+"""The gateway's name among the sandbox's sockets."""
+_NO_LIMIT_S = 1e7
+"""RUN's budget ends an agent: it cancels the call."""
+_LEAVE_S = 10.0
+"""How long a program may go on when its session is over: its calls or tokens are used up."""
+_KILLED = 137
+"""128 + SIGKILL, as shells have it."""
+_SHOWN_CHARS = 2000
+
+
+class AgentError(ProrlError):
+    """An outside agent that could not be started, or never called its model."""
+
+
+class AgentSession(Protocol):
+    """What the gateway knows of one rollout (gateway.Session)."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def last_text(self) -> str:
+        """The last text that the model wrote, calls and thought left out."""
+        ...
+
+    @property
+    def calls(self) -> int: ...
+
+    @property
+    def failure(self) -> InferenceError | None:
+        """Set when the LLM server broke."""
+        ...
+
+    async def wait_over(self) -> None:
+        """Until every further call is refused."""
+        ...
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What agent_runner.py says at the end."""
+
+    exit_code: int | None
+    problem: str
+    stdout: str
+    output: str
+    seconds: float
+
+
+@dataclass
+class OutsideOutcome(LoopOutcome):
+    """``turns`` are the calls of the model."""
+
+    exit_code: int = 0
+    seconds: float = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        return {**super().metrics(), "agent_exit_code": self.exit_code, "agent_seconds": self.seconds}
+
+
+@dataclass(frozen=True)
+class OutsideAgent:
+    """The program of group ``agent``."""
+
+    config: AgentConfig
+
+    def needs(self, needs: SandboxNeeds, gateway_socket: str) -> SandboxNeeds:
+        """What the sandbox of RUN is started with, where the task alone would need ``needs``."""
+        return replace(
+            needs,
+            image=self.config.image or needs.image,
+            sockets={**needs.sockets, SOCKET: gateway_socket},
+            binds={**needs.binds, **dict(map(parse_bind, self.config.binds))},
+        )
+
+    async def run(self, sandbox: Sandbox, instruction: str, session: AgentSession, *, model: str) -> OutsideOutcome:
+        """Start the program, for which the policy has the name ``model``, and wait for its end; cancelling ends it. Raises
+        AgentError, SandboxError, and InferenceError if the LLM server broke."""
+        values = {"instruction": instruction, "model": model, "key": session.key}
+        report = await self._play(sandbox, values, session)
+        if session.failure is not None:
+            raise session.failure
+        command = " ".join(self.config.command)
+        said = report.output[-_SHOWN_CHARS:].strip() or "nothing"
+        if report.exit_code is None:
+            raise AgentError(
+                f"agent {self.config.name} could not be started: {report.problem} (agent.command: {command})"
+            )
+        if session.calls == 0:
+            raise AgentError(
+                f"agent {self.config.name} ended with exit code {report.exit_code} and never called its model "
+                f"(agent.command: {command}); its last output: {said}"
+            )
+        if report.exit_code != 0:
+            log.warning(
+                "agent %s ended with exit code %d; its last output: %s", self.config.name, report.exit_code, said
+            )
+        answer = None if report.exit_code else await self._answer(sandbox, session, report)
+        return OutsideOutcome(answer, turns=session.calls, exit_code=report.exit_code, seconds=report.seconds)
+
+    async def _play(self, sandbox: Sandbox, values: dict[str, str], session: AgentSession) -> Report:
+        """To the program's end; it is killed when it does not end although the model answers no more."""
+        job: dict[str, Any] = {
+            "command": self.config.command,
+            "env": environment(self.config.env),
+            "files": self.config.files,
+            "values": values,
+            "socket": SOCKET,
+        }
+        playing = asyncio.create_task(sandbox.call("agent", job, _NO_LIMIT_S))
+        over = asyncio.create_task(session.wait_over())
+        try:
+            await asyncio.wait({playing, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not playing.done():
+                await asyncio.wait({playing}, timeout=0 if session.failure else _LEAVE_S)
+            if playing.done():
+                return report_of(playing.result())
+            return Report(
+                _KILLED, "", "", f"[it went on for {_LEAVE_S:g} s after the model's last answer: killed]", 0.0
+            )
+        finally:
+            over.cancel()
+            playing.cancel()
+            await asyncio.gather(over, playing, return_exceptions=True)
+
+    async def _answer(self, sandbox: Sandbox, session: AgentSession, report: Report) -> str | None:
+        where = self.config.answer
+        if where == "last_message":
+            return session.last_text.strip() or None
+        if where == "stdout":
+            return report.stdout.strip() or None
+        try:
+            content = await sandbox.download(where.removeprefix("file:"))
+        except SandboxError as error:
+            log.info("agent %s has left no answer: %s", self.config.name, error)
+            return None
+        return content.decode("utf-8", "replace").strip() or None
+
+
+def can_be_told(handler: AgentHandler) -> bool:
+    """Whether the task can be told to an outside agent: ``instruction(row)``."""
+    return callable(getattr(handler, "instruction", None))
+
+
+def told_problem(task: str) -> str:
+    return (
+        f"task {task} cannot be played by an outside agent: its handler has no method instruction(row), which tells the whole "
+        "task in words; choose another task, or agent=native"
+    )
+
+
+def instruction_of(handler: AgentHandler, task: str, row: Mapping[str, Any]) -> str:
+    """The task in words; ConfigError if the handler has none."""
+    if not can_be_told(handler):
+        raise ConfigError(told_problem(task))
+    return str(handler.instruction(row))  # type: ignore[attr-defined]  # optional, see AgentHandler
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Of the program, with placeholders: what each SDK reads, and ``own`` over it."""
+    return {
+        "OPENAI_BASE_URL": "{openai_url}",
+        "OPENAI_API_KEY": "{key}",
+        "ANTHROPIC_BASE_URL": "{anthropic_url}",
+        "ANTHROPIC_API_KEY": "{key}",
+        **own,
+    }
+
+
+def parse_bind(text: str) -> tuple[str, str]:
+    """``/path`` or ``/path:/inside`` as (path on the node, path inside)."""
+    path, _, inside = text.partition(":")
+    return path, inside or path
+
+
+def report_of(result: ToolResult) -> Report:
+    """SandboxError if the runner itself broke."""
+    if result.exit_code != 0:
+        raise SandboxError(
+            f"the runner of the outside agent ended with exit code {result.exit_code}: {result.output[-_SHOWN_CHARS:]}"
+        )
+    try:
+        return msgspec.json.decode(result.output, type=Report)
+    except msgspec.DecodeError as error:
+        raise SandboxError(
+            f"the runner of the outside agent gave no report ({error}): {result.output[:200]!r}"
+        ) from None

@@ -1,0 +1,52 @@
+"""RUN of an outside agent: a session at this worker's LLM gateway, and the program in the sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from prorl_hpc.agents.chat_format import ChatFormat
+from prorl_hpc.agents.outside import AgentSession, OutsideAgent, instruction_of
+from prorl_hpc.config.schema import AgentConfig
+from prorl_hpc.messages.rollout import RolloutSpec
+from prorl_hpc.sandbox.protocol import SandboxNeeds
+from prorl_hpc.tasks.protocol import AgentHandler, RolloutContext
+
+
+class ClosableSession(AgentSession, Protocol):
+    async def close(self) -> None: ...
+
+
+OpenSession = Callable[..., ClosableSession]
+"""gateway.Gateway.open_session(context, chat, *, max_calls)."""
+
+
+class OutsideRuns:
+    """Plays rollouts with the program of group ``agent``. ``socket``: where the gateway listens on this node."""
+
+    def __init__(self, config: AgentConfig, socket: Path, open_session: OpenSession) -> None:
+        self._agent = OutsideAgent(config)
+        self._max_calls = config.max_calls
+        self._socket = socket
+        self._open_session = open_session
+
+    def needs(self, needs: SandboxNeeds) -> SandboxNeeds:
+        """Of the sandbox of INIT and RUN."""
+        return self._agent.needs(needs, str(self._socket))
+
+    def check(self, handler: AgentHandler, spec: RolloutSpec) -> None:
+        """ConfigError if the task cannot be told to a program."""
+        instruction_of(handler, spec.task, spec.row)
+
+    async def run(self, handler: AgentHandler, context: RolloutContext, chat: ChatFormat) -> None:
+        """In place of ``handler.run``; leaves the outcome in the context's notes. Raises AgentError, SandboxError,
+        InferenceError."""
+        instruction = instruction_of(handler, context.spec.task, context.spec.row)
+        session = self._open_session(context, chat, max_calls=self._max_calls)
+        try:
+            context.notes["outcome"] = await self._agent.run(
+                context.sandbox, instruction, session, model=context.spec.policy
+            )
+        finally:
+            await session.close()

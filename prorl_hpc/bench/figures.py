@@ -46,6 +46,10 @@ class Figure(msgspec.Struct, frozen=True):
         return cls(name, value, unit, against, f"< {goal:g}", value < goal, detail)
 
     @classmethod
+    def above(cls, name: str, value: float, goal: float, unit: str, against: str, detail: str = "") -> Figure:
+        return cls(name, value, unit, against, f"> {goal:g}", value > goal, detail)
+
+    @classmethod
     def exactly(cls, name: str, value: float, goal: float, unit: str, against: str, detail: str = "") -> Figure:
         return cls(name, value, unit, against, f"= {goal:g}", value == goal, detail)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.messages.batch import (
     BatchProgress,
     BatchResult,
@@ -71,10 +72,17 @@ class BatchSampler:
     """One batch. ``begin`` once, then ``finished`` for every rollout's result, in any order; each says what to do."""
 
     def __init__(
-        self, spec: BatchSpec, now: float, carried: Iterable[CarriedGroup] = (), before: Iterable[RolloutResult] = ()
+        self,
+        spec: BatchSpec,
+        now: float,
+        carried: Iterable[CarriedGroup] = (),
+        before: Iterable[RolloutResult] = (),
+        choice: PolicyChoice | None = None,
     ) -> None:
-        """``carried``: groups taken over, whose rollouts are under way; ``before``: what they have so far."""
+        """``carried``: groups taken over, whose rollouts are under way; ``before``: what they have so far. ``choice``:
+        the policy of each group of an order for ``any``."""
         self.spec = spec
+        self._choice = choice or PolicyChoice()
         self.state = BatchState.RUNNING
         self._began = self._ended = now
         self._groups = [_Group(c.group_id, c.row_index, c.specs, c.carried_from) for c in carried]
@@ -228,6 +236,7 @@ class BatchSampler:
     def _new_group(self, row_index: int) -> _Group:
         spec = self.spec
         group_id = f"{spec.batch_id}.g{row_index}"
+        policy = self._choice.resolve(spec.policy, group_id)
         specs = tuple(
             RolloutSpec(
                 rollout_id=f"{group_id}.s{sample}",
@@ -238,7 +247,7 @@ class BatchSampler:
                 sampling=spec.sampling,
                 budgets=spec.budgets,
                 priority=spec.priority,
-                policy=spec.policy,
+                policy=policy,
                 client=spec.client,
             )
             for sample in range(spec.group_size)

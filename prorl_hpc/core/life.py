@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from prorl_hpc.messages.rollout import Budgets, Failure, RolloutResult, RolloutSpec, Stage, StageTiming, Status
+from prorl_hpc.messages.trajectory import Finish
 
 _DEFAULT_BUDGETS = Budgets()
 _STATUS = {stage: Status(stage.value) for stage in Stage}
@@ -39,8 +40,8 @@ def split_attempt_id(attempt_id: str) -> tuple[str, int]:
 
 @dataclass(slots=True)
 class Life:
-    """``since`` is when the present status began. ``worker``, ``server``, ``timings`` and ``trajectory`` are the
-    present attempt's."""
+    """``since`` is when the present status began. What the worker has said of it is the present
+    attempt's: ``worker``, ``server``, ``timings``, ``trajectory`` and what is told of that."""
 
     spec: RolloutSpec
     rank: Rank
@@ -53,6 +54,8 @@ class Life:
     worker: str = ""
     server: str = ""
     trajectory: bytes | None = None
+    finish: Finish = Finish.UNKNOWN
+    generated_tokens: int = 0
     timings: list[StageTiming] = field(default_factory=list)
     queued_s: float = 0.0
     """Seconds the present stage was waited for."""
@@ -105,6 +108,7 @@ class Life:
         self.attempt += 1
         self.worker = self.server = ""
         self.trajectory, self.timings, self.queued_s = None, [], 0.0
+        self.finish, self.generated_tokens = Finish.UNKNOWN, 0
         self.enter(Status.QUEUED, now)
 
     def result(
@@ -126,4 +130,7 @@ class Life:
             worker=self.worker,
             server=self.server,
             row_id=str(spec.row.get("id", "")),
+            policy=spec.policy,
+            finish=self.finish,
+            generated_tokens=self.generated_tokens,
         )

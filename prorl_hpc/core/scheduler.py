@@ -173,6 +173,7 @@ class Scheduler:
         if event.trajectory is not None:
             life.trajectory = event.trajectory
         if event.stage is Stage.RUN:
+            life.finish, life.generated_tokens = event.finish, event.generated_tokens
             self.servers.release(event.rollout_id)
         self._placement.touch(event.worker_id)
         if event.failure is not None:

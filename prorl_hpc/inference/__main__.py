@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from prorl_hpc.config.policies import policy_of_server
 from prorl_hpc.inference.agent import InferenceAgent
 from prorl_hpc.inference.factory import make_engine
 from prorl_hpc.inference.protocol import Engine
@@ -28,7 +29,7 @@ async def serve(process: Process, index: int) -> None:
     engine = make_engine(process.config, process.run, process.runtime_dir, process.name, index)
     try:
         if await unless_stopped(_prepare(process, engine), stop):
-            await _work(process, engine, stop)
+            await _work(process, engine, policy_of_server(process.config, index), stop)
     finally:
         process.say(Phase.STOPPING)
         await engine.stop()
@@ -49,7 +50,7 @@ async def _prepare(process: Process, engine: Engine) -> bool:
     return True
 
 
-async def _work(process: Process, engine: Engine, stop: asyncio.Event) -> None:
+async def _work(process: Process, engine: Engine, policy: str, stop: asyncio.Event) -> None:
     keys = RunKeys.load(process.run.keys)
     plan = read_json(process.run.plan_file, Plan)
     several_nodes = plan is not None and not plan.single_node
@@ -66,7 +67,7 @@ async def _work(process: Process, engine: Engine, stop: asyncio.Event) -> None:
         lost_after_s=process.config.rollout.lost_after_s,
     )
     try:
-        server = ServerRef(process.name, process.node, door.ipc, door.tcp)
+        server = ServerRef(process.name, process.node, door.ipc, door.tcp, policy, vocab_size=engine.model.vocab_size)
         agent = InferenceAgent(server, process.config, engine, door, line)
         endpoints = {"zmq_ipc": door.ipc} | ({"zmq_tcp": door.tcp} if door.tcp else {})
         await agent.run(stop, lambda: process.ready(endpoints, engine.description))

@@ -45,7 +45,7 @@ class BatchSpec(msgspec.Struct, frozen=True):
 
     ``max_parallel_groups`` bounds groups in flight (0: groups_wanted). When the batch is full the
     rollouts still in flight are cancelled, or carried on, as ``when_full`` says. ``client`` and ``budgets`` as in
-    RolloutSpec.
+    RolloutSpec; so is ``policy``: of a batch for ``any``, each group has one policy.
     """
 
     batch_id: str

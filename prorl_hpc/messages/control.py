@@ -19,10 +19,11 @@ from msgspec import Meta
 
 from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
 from prorl_hpc.messages.rollout import Failure, RolloutSpec, Stage
-from prorl_hpc.messages.trajectory import Finite, Version
+from prorl_hpc.messages.trajectory import Finish, Finite, Version
 
 Slots = Annotated[int, Meta(ge=0, le=1_000_000)]
 AgentId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}\Z")]
+Tokens = Annotated[int, Meta(ge=0, le=2**40)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _ATTEMPT = re.compile(r"[^#]{1,256}(#([2-9]|[1-9]\d{1,5}))?", re.ASCII)
 _ORDER = list(Stage)
@@ -43,7 +44,8 @@ class ServerRef(msgspec.Struct, frozen=True):
     """How a worker reaches an LLM server: its agent's ZeroMQ door. ``ipc`` is used when ``node``
     is the worker's own node, else ``tcp``. An outside server has a ``url`` instead (``http(s)://host:port/v1`` or
     ``unix:/path``), the ``model`` to ask it for, perhaps an ``api_key``, and the ``weight_version`` that its answers
-    are marked with (the run's own servers mark them themselves)."""
+    are marked with (the run's own servers mark them themselves). Ids in its answers are smaller than ``vocab_size``; 0:
+    not known."""
 
     server_id: str
     node: str
@@ -54,6 +56,7 @@ class ServerRef(msgspec.Struct, frozen=True):
     model: str = ""
     api_key: str = ""
     weight_version: Version = 0
+    vocab_size: int = 0
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -104,6 +107,7 @@ class InferenceHello(msgspec.Struct, frozen=True, tag=True):
     weight_version: Version
     max_model_len: int
     instance: str = ""
+    fingerprint: str = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -199,8 +203,9 @@ class Discard(msgspec.Struct, frozen=True, tag=True):
 class StageFinished(msgspec.Struct, frozen=True, tag=True):
     """A stage ended on a worker. ``failure`` None means success. ``trajectory`` (messages.trajectory.Trajectory in
     msgpack, which the coordinator never looks into) comes with RUN (partial if it failed); ``reward`` and ``metrics``
-    with EVAL. After EVAL, and after any failure, the worker frees the sandbox by itself (it does not wait for Discard)
-    and keeps this last report until it is acknowledged. ``timed_out``: the stage's budget ran out."""
+    with EVAL; ``finish`` and ``generated_tokens`` (of branches too) with RUN. After EVAL, and after any failure, the
+    worker frees the sandbox by itself (it does not wait for Discard) and keeps this last report until it is acknowledged.
+    ``timed_out``: the stage's budget ran out."""
 
     worker_id: str
     rollout_id: str
@@ -211,6 +216,8 @@ class StageFinished(msgspec.Struct, frozen=True, tag=True):
     reward: Finite | None = None
     metrics: dict[str, Finite] = {}
     busy_s: Seconds = 0.0
+    finish: Finish = Finish.UNKNOWN
+    generated_tokens: Tokens = 0
 
 
 class Discarded(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from prorl_hpc.messages.trajectory import Trajectory
+from prorl_hpc.messages.trajectory import Finish, Trajectory
 
 
 class Stage(enum.StrEnum):
@@ -89,7 +89,8 @@ class RolloutSpec(msgspec.Struct, frozen=True):
     ``task`` names an AgentHandler; ``row`` is the dataset row that this handler understands.
     ``group_id`` joins the samples of one prompt; ``sample`` counts them from 0. ``priority`` is 0 to 100,
     the lower the sooner, in the service's queues as in the engine's. ``client`` names who asks: clients of the same
-    priority get equal shares. ``budgets`` None: those of the run's configuration.
+    priority get equal shares. ``budgets`` None: those of the run's configuration. ``policy``: one of the run's, or ``any``:
+    drawn by ``rollout.policy_weights``, alike for all of a ``group_id``.
     """
 
     rollout_id: str
@@ -115,7 +116,9 @@ class StageTiming(msgspec.Struct, frozen=True):
 class RolloutResult(msgspec.Struct, frozen=True):
     """How a rollout ended; well-formed also when it broke.
 
-    ``reward`` is None unless ``status`` is DONE. ``trajectory`` is partial when it broke in RUN.
+    ``reward`` is None unless ``status`` is DONE. ``trajectory`` is partial when it broke in RUN. ``policy``: the one that
+    was drawn, where the order named ``any``. ``finish`` is the trajectory's; ``generated_tokens`` counts those of its
+    branches too.
     """
 
     rollout_id: str
@@ -132,6 +135,9 @@ class RolloutResult(msgspec.Struct, frozen=True):
     worker: str = ""
     server: str = ""
     row_id: str = ""
+    policy: str = "policy"
+    finish: Finish = Finish.UNKNOWN
+    generated_tokens: int = 0
 
 
 class RolloutProgress(msgspec.Struct, frozen=True):
@@ -143,6 +149,7 @@ class RolloutProgress(msgspec.Struct, frozen=True):
     worker: str = ""
     server: str = ""
     batch_id: str = ""
+    policy: str = "policy"
 
 
 class NumberedResult(msgspec.Struct, frozen=True):

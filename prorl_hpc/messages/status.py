@@ -67,12 +67,20 @@ class ServerStatus(msgspec.Struct, frozen=True):
 
 
 class PolicyStatus(msgspec.Struct, frozen=True):
-    """``servers`` serve it, ``eligible`` of them are healthy, not draining and have the newest weights."""
+    """``servers`` serve it, ``eligible`` of them are healthy, not draining and have the newest weights.
+
+    The rest is of its rollouts that have ended, in all attempts of the run: by ``rollouts`` status; ``reward`` is the mean
+    over those that are done, ``seconds`` theirs from start to end, queues included; why their conversations ended."""
 
     policy: str
     newest_version: int
     servers: int
     eligible: int
+    rollouts: dict[str, int] = {}
+    reward: float | None = None
+    seconds: float | None = None
+    finishes: dict[str, int] = {}
+    generated_tokens: int = 0
 
 
 class RunStatus(msgspec.Struct, frozen=True):

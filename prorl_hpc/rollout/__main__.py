@@ -11,7 +11,9 @@ import time
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
+from prorl_hpc.config.policies import outside_of, policy_names
 from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.control import AgentToCoordinator
 from prorl_hpc.messages.errors import RunError
@@ -74,10 +76,16 @@ async def serve(process: Process) -> None:
             status_file=run.status_file,
             drained_marker=run.drained_marker,
             tasks=sorted({*BUILT_IN, config.task.name}),
+            choice=PolicyChoice(policy_names(config), config.rollout.policy_weights, config.run.seed),
             first_server_s=config.run.start_timeout_s,
         )
         await coordinator.resume()
-        outside = configured_servers(config.engine.outside, os.environ.get(API_KEY, ""))
+        api_key = os.environ.get(API_KEY, "")
+        outside = [
+            server
+            for policy, urls in outside_of(config).items()
+            for server in configured_servers(urls, api_key, policy)
+        ]
         await join_at_start(outside, coordinator.add_server, lambda detail: process.say(Phase.STARTING, detail))
         favour_the_loop()
         socket_path = process.runtime_dir / "coordinator.http"

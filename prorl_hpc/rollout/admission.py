@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.core.scheduler import Scheduler
 from prorl_hpc.messages.errors import ServiceError
 from prorl_hpc.rollout.agents import Agents
@@ -12,9 +13,10 @@ MAX_LIVE_ROLLOUTS = 200_000
 
 
 class Admission:
-    def __init__(self, scheduler: Scheduler, agents: Agents) -> None:
+    def __init__(self, scheduler: Scheduler, agents: Agents, choice: PolicyChoice) -> None:
         self._scheduler = scheduler
         self._agents = agents
+        self._choice = choice
 
     def check(self, more: int, policies: Collection[str]) -> None:
         """Raise what ``why_not`` says."""
@@ -31,7 +33,8 @@ class Admission:
         if not self._agents.workers:
             return ServiceError("no worker has joined yet, or all are lost: try later", code="no_workers", status=503)
         served = self._scheduler.servers.policies
-        for policy in sorted(policies):
+        wanted = {policy for ordered in policies for policy in self._choice.may_become(ordered)}
+        for policy in sorted(wanted):
             if policy not in served:
                 known = ", ".join(served) or "none"
                 message = f"no LLM server of policy {policy!r} is there (policies served: {known}): try later"

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from prorl_hpc.config.schema import RolloutConfig
 from prorl_hpc.core.events import Drain, Pause, Recover, ServerDrains, WorkerDrains
+from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.control import AgentToCoordinator
 from prorl_hpc.messages.inference import OutsideServer, WeightUpdate, WeightUpdated
@@ -42,7 +43,7 @@ _GRACE_BEATS = 3
 
 
 class Coordinator(OrderDesk):
-    """``run`` until stopped. ``tasks``: the tasks that the workers serve."""
+    """``run`` until stopped. ``tasks``: the tasks that the workers serve. ``choice``: the policies of the run."""
 
     def __init__(
         self,
@@ -55,10 +56,13 @@ class Coordinator(OrderDesk):
         status_file: Path,
         drained_marker: Path,
         tasks: Collection[str],
+        choice: PolicyChoice | None = None,
         first_server_s: float = 600.0,
         clock: Clock = time.monotonic,
     ) -> None:
+        choice = choice or PolicyChoice()
         self.tasks = tasks
+        self.policies = choice.names
         self._run_id = run_id
         self._config = config
         self._door = door
@@ -69,7 +73,7 @@ class Coordinator(OrderDesk):
         self._outbox = Outbox(door)
         self._publications = Publications(self._send_weights, keepsakes, first_server_s=first_server_s)
         metrics = CoordinatorMetrics(refused=lambda: door.refused)
-        super().__init__(run_id, config, journal, self._outbox, self._publications, metrics, clock)
+        super().__init__(run_id, config, journal, self._outbox, self._publications, metrics, clock, choice)
         for policy, update in keepsakes.weights.items():
             self._scheduler.servers.require(policy, update.version)
         for policy in self._awaited:  # not the weights that an engine starts with
@@ -95,6 +99,7 @@ class Coordinator(OrderDesk):
         ``run``."""
         found, paused = await self._journal.recover()
         self._scheduler.counts.update(await self._journal.ended_counts())
+        self._figures = await self._journal.ended_figures(self.policies)
         cut_off = self._journal.cut_off
         resumed = self._orders.resume(found, self._clock(), cut_off=cut_off, sleeping=self._awaited)
         if cut_off:
@@ -166,6 +171,7 @@ class Coordinator(OrderDesk):
             outside,
             self._orders.shown(),
             self._rate.per_s(now),
+            self._figures,
         )
 
     def metrics(self) -> bytes:

@@ -30,6 +30,7 @@ from prorl_hpc.rollout.journal_database import Database, holder_file, open_datab
 from prorl_hpc.rollout.journal_reading import Reader
 from prorl_hpc.rollout.journal_records import CarriedGroup, OpenBatch, OpenRollout
 from prorl_hpc.rollout.journal_shelf import DatabaseThread, Shelf, ShelfLimits
+from prorl_hpc.rollout.policy_figures import PolicyFigures
 from prorl_hpc.service.errors import invalid
 
 _encoder = msgspec.msgpack.Encoder()
@@ -167,7 +168,7 @@ class Journal:
         rollout. The cursor, once it is on disk; that of the first result if the rollout has one already."""
         slim = _encoder.encode(result)
         size = 0 if trajectory is None else len(memoryview(trajectory))
-        item = results.Ended(result.rollout_id, batch_id, result.status.value, slim, trajectory, size)
+        item = results.Ended(result.rollout_id, batch_id, result.policy, result.status.value, slim, trajectory, size)
         if not batch_id:
             self._shelf.single_recorded(size)
         return self._thread.add(item, size + len(slim))
@@ -193,14 +194,20 @@ class Journal:
         """Of a rollout that has ended; None of another."""
         return await self._thread.call(partial(results.progress, rollout_id=rollout_id), writes=False)
 
-    async def ended(self, status: Status | None, batch_id: str, after: str, limit: int) -> list[RolloutProgress]:
+    async def ended(
+        self, status: Status | None, batch_id: str, policy: str, after: str, limit: int
+    ) -> list[RolloutProgress]:
         """Rollouts in the order of their end. Raises Refusal 404 if ``after`` has not ended."""
-        list_them = partial(results.ended, status=status, batch_id=batch_id, after=after, limit=limit)
+        list_them = partial(results.ended, status=status, batch_id=batch_id, policy=policy, after=after, limit=limit)
         return await self._thread.call(list_them, writes=False)
 
     async def ended_counts(self) -> dict[Status, int]:
         """How many rollouts of this epoch ended how."""
         return await self._thread.call(results.ended_counts, writes=False)
+
+    async def ended_figures(self, policies: Sequence[str]) -> PolicyFigures:
+        """What the rollouts of this epoch that ended came to, by policy."""
+        return await self._thread.call(partial(results.ended_figures, policies=policies), writes=False)
 
     async def batches(self, after: str, limit: int) -> list[str]:
         """Ids in order of acceptance, in whatever state. Raises Refusal 404 if ``after`` is unknown."""
@@ -220,10 +227,10 @@ class Journal:
         """With its trajectory; None of one that has not ended. Raises Refusal 410 ``result_gone``."""
         return await self._reader.rollout_result(rollout_id)
 
-    async def results(self, cursor: int, limit: int, batch_id: str) -> list[NumberedResult]:
+    async def results(self, cursor: int, limit: int, batch_id: str, policy: str = "") -> list[NumberedResult]:
         """Results behind ``cursor`` with trajectories, in the order of recording: at most ``limit``, and fewer if
         they are large, but one at least if there is one. Raises Refusal 410 ``result_gone``."""
-        return await self._reader.results(cursor, limit, batch_id)
+        return await self._reader.results(cursor, limit, batch_id, policy)
 
     async def waiting(self) -> tuple[int, int]:
         """How many trajectories wait in the journal to be moved to Parquet (or are kept there), and their bytes."""

@@ -28,7 +28,7 @@ import msgspec
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import RunError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _LOCK_WAIT_S = 1.0
 _TABLES = """
 CREATE TABLE epochs (number INTEGER PRIMARY KEY AUTOINCREMENT, token TEXT NOT NULL, paused INTEGER NOT NULL DEFAULT 0,
@@ -46,7 +46,8 @@ CREATE TABLE attempts (epoch INTEGER NOT NULL, rollout TEXT NOT NULL, attempt IN
     spared INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (epoch, rollout)) WITHOUT ROWID;
 CREATE TABLE results (
     cursor INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, rollout TEXT NOT NULL, batch TEXT NOT NULL,
-    status TEXT NOT NULL, slim BLOB NOT NULL, size INTEGER NOT NULL, file INTEGER, row_group INTEGER, place INTEGER);
+    status TEXT NOT NULL, slim BLOB NOT NULL, size INTEGER NOT NULL, file INTEGER, row_group INTEGER, place INTEGER,
+    policy TEXT NOT NULL DEFAULT 'policy');
 CREATE UNIQUE INDEX results_by_rollout ON results (epoch, rollout);
 CREATE INDEX results_by_batch ON results (epoch, batch, cursor);
 CREATE INDEX results_unshelved ON results (epoch, batch, cursor) WHERE file IS NULL;
@@ -58,6 +59,9 @@ _SINCE_1 = """
 ALTER TABLE epochs ADD COLUMN attempt INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE orders ADD COLUMN asleep INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE attempts ADD COLUMN spared INTEGER NOT NULL DEFAULT 0;
+"""
+_SINCE_2 = """
+ALTER TABLE results ADD COLUMN policy TEXT NOT NULL DEFAULT 'policy';
 """
 
 
@@ -178,7 +182,7 @@ def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
         raise RunError(
             f"the journal {path} is of version {version}, this prorl_hpc knows {SCHEMA_VERSION}: use the newer one"
         )
-    changes = {0: _TABLES, 1: _SINCE_1}.get(version, "")
+    changes = {0: _TABLES, 1: _SINCE_1 + _SINCE_2, 2: _SINCE_2}.get(version, "")
     if changes:
         connection.executescript(f"BEGIN;{changes}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
 

@@ -27,8 +27,8 @@ class Reader:
         self._thread = thread
         self._store = store
 
-    async def results(self, cursor: int, limit: int, batch_id: str) -> list[NumberedResult]:
-        find = partial(results.cursors_after, cursor=cursor, batch_id=batch_id, limit=limit)
+    async def results(self, cursor: int, limit: int, batch_id: str, policy: str) -> list[NumberedResult]:
+        find = partial(results.cursors_after, cursor=cursor, batch_id=batch_id, policy=policy, limit=limit)
         cursors = await self._thread.call(find, writes=False)
         return await self._read(cursors, _PAGE_BYTES)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from prorl_hpc.messages.rollout import RolloutProgress, Status
 from prorl_hpc.rollout.journal_database import Database
 from prorl_hpc.rollout.journal_orders import json_list
+from prorl_hpc.rollout.policy_figures import EndedRollout, PolicyFigures
 from prorl_hpc.service.errors import not_found
 
 FETCH_ROLLOUTS = 64
@@ -27,6 +29,7 @@ class Ended:
 
     rollout_id: str
     batch_id: str
+    policy: str
     status: str
     slim: bytes
     trajectory: msgspec.Raw | bytes | None
@@ -65,9 +68,11 @@ class _Ending(msgspec.Struct, frozen=True):
     attempts: int = 1
     worker: str = ""
     server: str = ""
+    policy: str = "policy"
 
 
 _ending = msgspec.msgpack.Decoder(_Ending)
+_counted = msgspec.msgpack.Decoder(EndedRollout)
 
 
 def write_items(db: Database, items: Sequence[Ended | AttemptNoted]) -> list[int | None]:
@@ -97,7 +102,10 @@ def _write_results(db: Database, endings: list[Ended]) -> dict[str, int]:
         db.newest += 1
         cursor = cursors[ended.rollout_id] = db.newest
         results.append(
-            (*(cursor, db.epoch, ended.rollout_id, ended.batch_id, ended.status, ended.slim, ended.size), *_NOWHERE)
+            (
+                *(cursor, db.epoch, ended.rollout_id, ended.batch_id, ended.status, ended.slim, ended.size),
+                *(*_NOWHERE, ended.policy),
+            )
         )
         trajectories.append((cursor, ended.trajectory))
     if not results:
@@ -138,21 +146,24 @@ def progress(db: Database, rollout_id: str) -> RolloutProgress | None:
     return None if row is None else _progress(*row)
 
 
-def ended(db: Database, status: Status | None, batch_id: str, after: str, limit: int) -> list[RolloutProgress]:
+def ended(
+    db: Database, status: Status | None, batch_id: str, policy: str, after: str, limit: int
+) -> list[RolloutProgress]:
     cursor = 0
     if after:
         row = db.execute("SELECT cursor FROM results WHERE epoch = ? AND rollout = ?", db.epoch, after).fetchone()
         if row is None:
             raise not_found("rollout", after)
         (cursor,) = row
-    conditions = ["epoch = ?", "cursor > ?"]
-    parameters: list[object] = [db.epoch, cursor]
-    for column, wanted in (("status", status.value if status else ""), ("batch", batch_id)):
-        if wanted:
-            conditions.append(f"{column} = ?")
-            parameters.append(wanted)
-    sql = f"SELECT slim, batch FROM results WHERE {' AND '.join(conditions)} ORDER BY cursor LIMIT ?"
-    return [_progress(*row) for row in db.execute(sql, *parameters, limit)]
+    wanted = {"status": status.value if status else "", "batch": batch_id, "policy": policy}
+    return [_progress(*row) for row in _behind(db, "slim, batch", cursor, wanted, limit)]
+
+
+def ended_figures(db: Database, policies: Sequence[str]) -> PolicyFigures:
+    figures = PolicyFigures(policies)
+    for (slim,) in db.execute("SELECT slim FROM results WHERE epoch = ?", db.epoch):
+        figures.count(_counted.decode(slim))
+    return figures
 
 
 def ended_counts(db: Database) -> dict[Status, int]:
@@ -162,18 +173,23 @@ def ended_counts(db: Database) -> dict[Status, int]:
 
 def _progress(slim: bytes, batch: str) -> RolloutProgress:
     ending = _ending.decode(slim)
-    return RolloutProgress(ending.rollout_id, ending.status, ending.attempts, ending.worker, ending.server, batch)
+    return RolloutProgress(
+        ending.rollout_id, ending.status, ending.attempts, ending.worker, ending.server, batch, ending.policy
+    )
 
 
-def cursors_after(db: Database, cursor: int, batch_id: str, limit: int) -> list[int]:
-    """Of this epoch's results, of all (``batch_id`` empty) or of one batch."""
-    if batch_id:
-        sql = "SELECT cursor FROM results WHERE epoch = ? AND batch = ? AND cursor > ? ORDER BY cursor LIMIT ?"
-        rows = db.execute(sql, db.epoch, batch_id, cursor, limit)
-    else:
-        sql = "SELECT cursor FROM results WHERE epoch = ? AND cursor > ? ORDER BY cursor LIMIT ?"
-        rows = db.execute(sql, db.epoch, cursor, limit)
+def cursors_after(db: Database, cursor: int, batch_id: str, policy: str, limit: int) -> list[int]:
+    """Of this epoch's results: of all, or of one batch or policy."""
+    rows = _behind(db, "cursor", cursor, {"batch": batch_id, "policy": policy}, limit)
     return [number for (number,) in rows]
+
+
+def _behind(db: Database, columns: str, cursor: int, wanted: Mapping[str, str], limit: int) -> sqlite3.Cursor:
+    """``columns`` of this epoch's results behind ``cursor`` that have the ``wanted`` values; empty ones are not asked for."""
+    given = {column: value for column, value in wanted.items() if value}
+    conditions = " AND ".join(["epoch = ?", "cursor > ?", *(f"{column} = ?" for column in given)])
+    sql = f"SELECT {columns} FROM results WHERE {conditions} ORDER BY cursor LIMIT ?"
+    return db.execute(sql, db.epoch, cursor, *given.values(), limit)
 
 
 def cursors_of(db: Database, rollout_ids: Sequence[str]) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The coordinator's figures in the Prometheus text format.
 
-Labels take few values: stages, kinds, names of workers and LLM servers that are there now; never an id of a
+Labels take few values: stages, kinds, policies of the configuration, names of workers and LLM servers that are there
+now; never an id of a
 rollout, a batch or a client.
 """
 
@@ -8,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Summary, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from prorl_hpc.messages.rollout import RolloutResult, Stage
 from prorl_hpc.messages.status import RunStatus, ServerStatus
+from prorl_hpc.rollout.policy_figures import seconds_of
 
 _STAGE_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 _COMMIT_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -28,7 +30,24 @@ class CoordinatorMetrics:
         own = self._registry
         self._accepted = Counter("prorl_rollouts_accepted", "Rollouts accepted", registry=own)
         self._ended = Counter(
-            "prorl_rollouts_ended", "Rollouts ended, by status and kind of failure", ["status", "kind"], registry=own
+            "prorl_rollouts_ended",
+            "Rollouts ended, by status and kind of failure",
+            ["status", "kind", "policy"],
+            registry=own,
+        )
+        self._reward = Summary("prorl_rollout_reward", "Rewards of rollouts that are done", ["policy"], registry=own)
+        self._finishes = Counter(
+            "prorl_rollout_finishes", "Why conversations ended", ["policy", "finish"], registry=own
+        )
+        self._tokens = Counter(
+            "prorl_rollout_generated_tokens", "Tokens generated in rollouts that ended", ["policy"], registry=own
+        )
+        self._seconds = Histogram(
+            "prorl_rollout_seconds",
+            "Seconds that a rollout which is done took, queues included",
+            ["policy"],
+            buckets=_STAGE_S,
+            registry=own,
         )
         self._retried = Counter("prorl_attempts_retried", "Attempts that were made again elsewhere", registry=own)
         self._queued_s = Histogram(
@@ -56,11 +75,17 @@ class CoordinatorMetrics:
 
     def ended(self, result: RolloutResult) -> None:
         kind = result.failure.kind.value if result.failure is not None else "none"
-        self._ended.labels(result.status.value, kind).inc()
+        self._ended.labels(result.status.value, kind, result.policy).inc()
         for timing in result.timings:
             queued_s, busy_s = self._stages[timing.stage]
             queued_s.observe(timing.queued_s)
             busy_s.observe(timing.busy_s)
+        self._tokens.labels(result.policy).inc(result.generated_tokens)
+        if result.finish:
+            self._finishes.labels(result.policy, result.finish.value).inc()
+        if result.reward is not None:
+            self._reward.labels(result.policy).observe(result.reward)
+            self._seconds.labels(result.policy).observe(seconds_of(result))
 
     def retried(self) -> None:
         self._retried.inc()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from prorl_hpc.config.schema import RolloutConfig
 from prorl_hpc.core.events import Cancel, Ended, Event, Retried, Submit, Wake
 from prorl_hpc.core.groups import Moves
+from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec
 from prorl_hpc.messages.rollout import Budgets, NumberedResult, RolloutProgress, RolloutResult, RolloutSpec, Status
 from prorl_hpc.rollout.admission import Admission
@@ -21,6 +22,7 @@ from prorl_hpc.rollout.journal_orders import batch_of
 from prorl_hpc.rollout.metrics import CoordinatorMetrics
 from prorl_hpc.rollout.orders import Orders, Over
 from prorl_hpc.rollout.outbox import Outbox
+from prorl_hpc.rollout.policy_figures import PolicyFigures
 from prorl_hpc.rollout.publications import Publications
 from prorl_hpc.rollout.run_status import Rate
 from prorl_hpc.rollout.waiters import Waiters
@@ -39,12 +41,15 @@ class OrderDesk:
         publications: Publications,
         metrics: CoordinatorMetrics,
         clock: Clock,
+        choice: PolicyChoice,
     ) -> None:
         self._journal = journal
         self._metrics = metrics
         self._clock = clock
         journal.on_commit = metrics.journal_committed
-        self._orders = Orders(Budgets(config.init_s, config.run_s, config.eval_s, config.total_s, config.wall_s))
+        self._orders = Orders(
+            Budgets(config.init_s, config.run_s, config.eval_s, config.total_s, config.wall_s), choice
+        )
         self._dispatch = Dispatch(
             run_id,
             config,
@@ -55,8 +60,9 @@ class OrderDesk:
             clock=clock,
         )
         self._scheduler = self._dispatch.scheduler
-        self._admission = Admission(self._scheduler, self._dispatch.agents)
+        self._admission = Admission(self._scheduler, self._dispatch.agents, choice)
         self._rate = Rate()
+        self._figures = PolicyFigures(choice.names)
         self._waiters = Waiters()
         self._accepting = asyncio.Lock()
 
@@ -160,7 +166,7 @@ class OrderDesk:
         return progress
 
     async def list_rollouts(
-        self, status: Status | None, batch_id: str, after: str, limit: int
+        self, status: Status | None, batch_id: str, policy: str, after: str, limit: int
     ) -> list[RolloutProgress]:
         listed: list[RolloutProgress] = []
         begun = not after or self._scheduler.life(after) is None
@@ -169,22 +175,26 @@ class OrderDesk:
             for life in self._scheduler.lives if not after or skipping else ():
                 if skipping:
                     skipping = life.spec.rollout_id != after
-                elif status in (None, life.status) and batch_id in ("", self._orders.batch_of(life.spec.rollout_id)):
+                elif (
+                    status in (None, life.status)
+                    and policy in ("", life.spec.policy)
+                    and batch_id in ("", self._orders.batch_of(life.spec.rollout_id))
+                ):
                     listed.append(self._living(life.spec.rollout_id))
                 if len(listed) == limit:
                     return listed
         if status is None or status.terminal:
-            listed += await self._journal.ended(status, batch_id, after if begun else "", limit - len(listed))
+            listed += await self._journal.ended(status, batch_id, policy, after if begun else "", limit - len(listed))
         return listed
 
-    async def results(self, cursor: int, limit: int, wait_s: float, batch_id: str) -> list[NumberedResult]:
+    async def results(self, cursor: int, limit: int, wait_s: float, batch_id: str, policy: str) -> list[NumberedResult]:
         end = self._clock() + wait_s
         if batch_id and wait_s > 0:
             self._wake(batch_id)
         await self._journal.wait_beyond(cursor, wait_s)
         while True:
             newest = self._journal.newest_cursor
-            found = await self._journal.results(cursor, limit, batch_id)
+            found = await self._journal.results(cursor, limit, batch_id, policy)
             if found or self._clock() >= end:
                 return found
             await self._journal.wait_beyond(max(newest, cursor), end - self._clock())
@@ -198,7 +208,9 @@ class OrderDesk:
         life = self._scheduler.life(rollout_id)
         assert life is not None
         batch_id = self._orders.batch_of(rollout_id)
-        return RolloutProgress(rollout_id, life.status, life.tries, life.worker, life.server, batch_id)
+        return RolloutProgress(
+            rollout_id, life.status, life.tries, life.worker, life.server, batch_id, life.spec.policy
+        )
 
     # what happens
 
@@ -206,6 +218,7 @@ class OrderDesk:
         result = ended.result
         self._rate.count(now)
         self._metrics.ended(result)
+        self._figures.count(result)
         batch_id, moves, over = self._orders.ended(result, now)
 
         def on_disk(recorded: asyncio.Future[int]) -> None:

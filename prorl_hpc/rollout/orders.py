@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from prorl_hpc.core.events import Unfinished
 from prorl_hpc.core.groups import BatchSampler, CarriedGroup, Moves
+from prorl_hpc.core.policy_choice import ANY, PolicyChoice
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec, BatchState, WhenFull
 from prorl_hpc.messages.rollout import Budgets, RolloutResult, RolloutSpec
 from prorl_hpc.rollout.journal_records import OpenBatch, OpenRollout
@@ -44,10 +45,11 @@ class Resumed:
 
 
 class Orders:
-    """``budgets``: those of specs that have none."""
+    """``budgets``: those of specs that have none. ``choice``: the policies of those that name ``any``."""
 
-    def __init__(self, budgets: Budgets) -> None:
+    def __init__(self, budgets: Budgets, choice: PolicyChoice | None = None) -> None:
         self._budgets = budgets
+        self._choice = choice or PolicyChoice()
         self._batches: dict[str, BatchSampler] = {}
         """Running ones, and full ones whose groups go on, in the order of their acceptance."""
         self._early: dict[str, list[RolloutResult]] = {}
@@ -185,7 +187,7 @@ class Orders:
         self, spec: BatchSpec, now: float, carried: Iterable[CarriedGroup], before: Iterable[RolloutResult]
     ) -> BatchSampler:
         filled = spec if spec.budgets is not None else replace(spec, budgets=self._budgets)
-        sampler = self._batches[spec.batch_id] = BatchSampler(filled, now, carried, before)
+        sampler = self._batches[spec.batch_id] = BatchSampler(filled, now, carried, before, self._choice)
         return sampler
 
     def _note(self, sampler: BatchSampler, moves: Moves) -> Moves:
@@ -204,6 +206,8 @@ class Orders:
         return Over(result, sampler.carries_on)
 
     def _filled(self, spec: RolloutSpec) -> RolloutSpec:
+        if spec.policy == ANY:
+            spec = replace(spec, policy=self._choice.resolve(ANY, spec.group_id or spec.rollout_id))
         return spec if spec.budgets is not None else replace(spec, budgets=self._budgets)
 
 

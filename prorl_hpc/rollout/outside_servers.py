@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from prorl_hpc.config.schema import TRAINED
 from prorl_hpc.core.events import Event, ServerLost, ServerSeen
 from prorl_hpc.messages.control import ServerRef
 from prorl_hpc.messages.errors import ConfigError, InferenceError, RunError
@@ -24,21 +25,24 @@ log = logging.getLogger(__name__)
 _LOOK_S = 10.0
 _RETRY_S = 1.0
 API_KEY = "PRORL_OUTSIDE_API_KEY"
-"""In the environment: the bearer token for the servers of engine.outside."""
+"""In the environment: the bearer token for the servers of engine.outside and policies.NAME.outside."""
 
 
-def configured_servers(urls: list[str], api_key: str = "") -> list[OutsideServer]:
-    """The servers of ``engine.outside``, as ``outside-0``, ``outside-1``, … A URL may end in ``#MODEL``: which of its
-    models is meant; without a path it is that of an OpenAI server (``/v1``). Raises ConfigError for a server named twice."""
+def configured_servers(urls: list[str], api_key: str = "", policy: str = TRAINED) -> list[OutsideServer]:
+    """The servers of ``engine.outside``, as ``outside-0``, ``outside-1``, …, or of another policy, as ``outside-NAME-0``, … A
+    URL may end in ``#MODEL``: which of its models is meant; without a path it is that of an OpenAI server (``/v1``). Raises
+    ConfigError for a server named twice."""
     servers: list[OutsideServer] = []
     for url in urls:
         address, _, model = url.partition("#")
         address = address.rstrip("/")
         if address.startswith("http") and not urlsplit(address).path:
             address += "/v1"
-        if any(server.url == address for server in servers):
-            raise ConfigError(f"engine.outside: {address} is named twice: every server must be named once")
-        servers.append(OutsideServer(f"outside-{len(servers)}", address, model, api_key=api_key))
+        server_id = f"outside-{len(servers)}" if policy == TRAINED else f"outside-{policy}-{len(servers)}"
+        server = OutsideServer(server_id, address, model, policy, api_key=api_key)
+        if any(other.url == address for other in servers):
+            raise ConfigError(f"{_setting_of(server)}: {address} is named twice: every server must be named once")
+        servers.append(server)
     return servers
 
 
@@ -59,12 +63,16 @@ async def join_at_start(
                 return ""
             except Refusal as refusal:
                 if time.monotonic() > deadline:
-                    return str(refusal)
+                    return f"{_setting_of(server)}: {refusal}"
                 say(f"waiting for {server.url}: {refusal}")
             await asyncio.sleep(_RETRY_S)
 
     if failed := [reason for reason in await asyncio.gather(*map(join, servers)) if reason]:
-        raise RunError(f"engine.outside: {'; '.join(failed)}")
+        raise RunError("; ".join(failed))
+
+
+def _setting_of(server: OutsideServer) -> str:
+    return "engine.outside" if server.policy == TRAINED else f"policies.{server.policy}.outside"
 
 
 @dataclass

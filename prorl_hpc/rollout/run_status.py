@@ -9,8 +9,9 @@ from prorl_hpc.core.scheduler import Scheduler
 from prorl_hpc.core.workplace import Slot, Workplace
 from prorl_hpc.messages.batch import BatchProgress
 from prorl_hpc.messages.rollout import Status
-from prorl_hpc.messages.status import PolicyStatus, RunStatus, ServerStatus, WorkerStatus
+from prorl_hpc.messages.status import RunStatus, ServerStatus, WorkerStatus
 from prorl_hpc.rollout.agents import Agents, ServerAgent
+from prorl_hpc.rollout.policy_figures import PolicyFigures
 
 
 class Rate:
@@ -41,6 +42,7 @@ def run_status(
     outside: list[ServerStatus],
     batches: list[BatchProgress],
     rollouts_per_s: float,
+    figures: PolicyFigures,
 ) -> RunStatus:
     """``outside``: servers that are not of this run."""
     balancer = scheduler.servers
@@ -70,7 +72,7 @@ def run_status(
         rollouts_per_s=rollouts_per_s,
         paused=scheduler.paused,
         draining=scheduler.draining,
-        policies=[PolicyStatus(name, *numbers) for name, numbers in balancer.policies.items()],
+        policies=figures.statuses(balancer.policies),
     )
 
 

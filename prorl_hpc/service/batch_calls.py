@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec
 from prorl_hpc.service.calls import Asked, Call
-from prorl_hpc.service.limits import check_batch, check_task
+from prorl_hpc.service.limits import check_batch, check_policy, check_task
 from prorl_hpc.service.parameters import AFTER, PAGE_LIMIT, WAIT_S
 from prorl_hpc.service.protocol import RolloutService
 
@@ -16,6 +16,7 @@ def batch_calls(service: RolloutService) -> list[Call]:
         spec: BatchSpec = asked.body
         check_batch(spec)
         check_task(spec.task, service.tasks, "$.task")
+        check_policy(spec.policy, service.policies, "$.policy", or_any=True)
         return await service.submit_batch(spec)
 
     async def page(asked: Asked) -> list[BatchProgress]:

@@ -135,16 +135,28 @@ class RolloutClient:
         return await self._call("DELETE", _path("rollouts", rollout_id), RolloutProgress)
 
     async def list_rollouts(
-        self, *, status: Status | None = None, batch_id: str = "", after: str = "", limit: int = 100
+        self,
+        *,
+        status: Status | None = None,
+        batch_id: str = "",
+        policy: str = "",
+        after: str = "",
+        limit: int = 100,
     ) -> list[RolloutProgress]:
         """A page: those under way, then those that ended; ``after`` is the last id of the page before."""
-        query = {"status": status or "", "batch_id": batch_id, "after": after, "limit": limit}
+        query = {"status": status or "", "batch_id": batch_id, "policy": policy, "after": after, "limit": limit}
         return await self._call("GET", "/v1/rollouts", list[RolloutProgress], query=query)
 
     # results
 
     async def stream(
-        self, cursor: int = 0, batch_id: str = "", follow: bool = True, *, trajectories: bool = True
+        self,
+        cursor: int = 0,
+        batch_id: str = "",
+        follow: bool = True,
+        *,
+        trajectories: bool = True,
+        policy: str = "",
     ) -> AsyncGenerator[NumberedResult, None]:
         """Results as they get onto disk, behind ``cursor``; with ``follow`` without end. A lost connection is made
         again behind the last result that came."""
@@ -153,6 +165,7 @@ class RolloutClient:
             query = {
                 "cursor": cursor,
                 "batch_id": batch_id,
+                "policy": policy,
                 "follow": _word(follow),
                 "trajectories": _word(trajectories),
             }

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from prorl_hpc.core.policy_choice import ANY
 from prorl_hpc.messages.batch import BatchSpec, GroupFilter
 from prorl_hpc.messages.inference import OutsideServer, WeightUpdate
 from prorl_hpc.messages.rollout import RolloutSpec
@@ -124,6 +125,18 @@ def check_task(task: str, known: Collection[str], field: str) -> None:
         raise Refusal(
             f"this run serves no task {task!r}; it serves: {names}",
             code="unknown_task",
+            status=400,
+            details={"field": field, "known": sorted(known)},
+        )
+
+
+def check_policy(policy: str, known: Collection[str], field: str, *, or_any: bool = False) -> None:
+    """``or_any``: an order may leave it to the weights of the run's configuration."""
+    if policy not in known and not (or_any and policy == ANY):
+        names = ", ".join(known) + (f"; {ANY} for one by rollout.policy_weights" if or_any else "")
+        raise Refusal(
+            f"this run has no policy {policy!r}; it has: {names}",
+            code="unknown_policy",
             status=400,
             details={"field": field, "known": sorted(known)},
         )

@@ -101,6 +101,7 @@ WAIT_S = _number("wait_s", "seconds to wait for the result", 0, 60, 0)
 AFTER = _text("after", "the last id of the page before; empty: from the first")
 PAGE_LIMIT = _integer("limit", "the most that one page holds", 1, 1000, 100)
 BATCH_ID = _text("batch_id", "only rollouts of this batch; empty: all")
+POLICY = _text("policy", "only rollouts of this policy; empty: all")
 STATUS: Parameter[Status | None] = Parameter(
     "status", "only rollouts that stand here", None, {"type": "string", "enum": list(Status)}, _status
 )

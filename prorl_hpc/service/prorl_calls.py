@@ -203,7 +203,7 @@ class ProrlAgentFace:
             return
         after, under_way = "", True
         while under_way:
-            page = await self._service.list_rollouts(None, "", after, _PAGE)
+            page = await self._service.list_rollouts(None, "", "", after, _PAGE)
             running = [progress.rollout_id for progress in page if not progress.status.terminal]
             for rollout_id in filter(is_job, running):
                 self._jobs.get(rollout_id) or self._follow(rollout_id)

@@ -20,6 +20,11 @@ class RolloutService(Protocol):
         """Names of the tasks that the workers of this run serve."""
         ...
 
+    @property
+    def policies(self) -> Collection[str]:
+        """Names of the policies of this run."""
+        ...
+
     # batches
 
     async def submit_batch(self, spec: BatchSpec) -> BatchProgress:
@@ -58,15 +63,16 @@ class RolloutService(Protocol):
         ...
 
     async def list_rollouts(
-        self, status: Status | None, batch_id: str, after: str, limit: int
+        self, status: Status | None, batch_id: str, policy: str, after: str, limit: int
     ) -> list[RolloutProgress]:
         """Those under way first, in the order of their acceptance, then those that ended, in the order of their end.
-        ``status`` None and ``batch_id`` empty: all. ``after`` and ``limit`` as in ``list_batches``."""
+        ``status`` None, ``batch_id`` and ``policy`` empty: all. ``after`` and ``limit`` as in ``list_batches``."""
         ...
 
-    async def results(self, cursor: int, limit: int, wait_s: float, batch_id: str) -> list[NumberedResult]:
+    async def results(self, cursor: int, limit: int, wait_s: float, batch_id: str, policy: str) -> list[NumberedResult]:
         """Results in the order in which they got onto disk, at most ``limit`` of those behind ``cursor`` (0: from the
-        first); waits up to ``wait_s`` for the next if there is none. ``batch_id`` empty: of all."""
+        first); waits up to ``wait_s`` for the next if there is none. ``batch_id`` and ``policy`` empty: of
+        all."""
         ...
 
     # the run

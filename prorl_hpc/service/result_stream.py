@@ -16,7 +16,8 @@ from prorl_hpc.messages.rollout import NumberedResult
 from prorl_hpc.messages.trajectory import Trajectory
 from prorl_hpc.service.calls import NDJSON, Asked, Call
 from prorl_hpc.service.errors import answer_of
-from prorl_hpc.service.parameters import BATCH_ID, CURSOR, FOLLOW, LINE_LIMIT, TRAJECTORIES
+from prorl_hpc.service.limits import check_policy
+from prorl_hpc.service.parameters import BATCH_ID, CURSOR, FOLLOW, LINE_LIMIT, POLICY, TRAJECTORIES
 from prorl_hpc.service.protocol import RolloutService
 
 PAGE = 32
@@ -27,13 +28,15 @@ _encoder = msgspec.json.Encoder()
 def result_calls(service: RolloutService, keep_alive_s: float = KEEP_ALIVE_S) -> list[Call]:
     async def stream(asked: Asked) -> Response:
         query = asked.query
-        lines = _Lines(service, query.get(BATCH_ID), query.get(CURSOR), query.get(LINE_LIMIT))
+        if policy := query.get(POLICY):
+            check_policy(policy, service.policies, POLICY.name)
+        lines = _Lines(service, query.get(BATCH_ID), policy, query.get(CURSOR), query.get(LINE_LIMIT))
         wait_s = keep_alive_s if query.get(FOLLOW) else None
         # The first page now, so that a refusal still has its own status.
         first = await lines.page(0)
         return StreamingResponse(lines.send(first, wait_s, query.get(TRAJECTORIES)), media_type=NDJSON)
 
-    params = (CURSOR, BATCH_ID, LINE_LIMIT, FOLLOW, TRAJECTORIES)
+    params = (CURSOR, BATCH_ID, POLICY, LINE_LIMIT, FOLLOW, TRAJECTORIES)
     return [
         Call(
             "GET", "/v1/results", "Results in the order of their end, one a line", stream, NumberedResult,
@@ -43,15 +46,17 @@ def result_calls(service: RolloutService, keep_alive_s: float = KEEP_ALIVE_S) ->
 
 
 class _Lines:
-    def __init__(self, service: RolloutService, batch_id: str, cursor: int, limit: int | None) -> None:
+    def __init__(self, service: RolloutService, batch_id: str, policy: str, cursor: int, limit: int | None) -> None:
         self._service = service
-        self._batch_id = batch_id
+        self._batch_id, self._policy = batch_id, policy
         self._cursor = cursor
         self._left = limit
 
     async def page(self, wait_s: float) -> list[NumberedResult]:
         size = PAGE if self._left is None else min(PAGE, self._left)
-        return await self._service.results(self._cursor, size, wait_s, self._batch_id) if size else []
+        if not size:
+            return []
+        return await self._service.results(self._cursor, size, wait_s, self._batch_id, self._policy)
 
     async def send(self, page: list[NumberedResult], wait_s: float | None, trajectories: bool) -> AsyncIterator[bytes]:
         """``wait_s``: None ends the stream behind the last result; else a blank line is sent after so long without

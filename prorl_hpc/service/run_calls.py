@@ -10,7 +10,7 @@ from prorl_hpc.messages.inference import OutsideServer, WeightUpdate, WeightUpda
 from prorl_hpc.messages.status import PolicyStatus, RunStatus, ServerStatus, WorkerStatus
 from prorl_hpc.service.calls import PROMETHEUS, Asked, Call
 from prorl_hpc.service.http_metrics import HttpMetrics
-from prorl_hpc.service.limits import check_server, check_weights
+from prorl_hpc.service.limits import check_policy, check_server, check_weights
 from prorl_hpc.service.protocol import RolloutService
 
 
@@ -40,6 +40,7 @@ def run_calls(service: RolloutService, http: HttpMetrics) -> list[Call]:
     async def weights(asked: Asked) -> list[WeightUpdated]:
         update: WeightUpdate = asked.body
         check_weights(update)
+        check_policy(update.policy, service.policies, "$.policy")
         return await service.update_weights(update)
 
     async def metrics(asked: Asked) -> Response:
@@ -56,7 +57,7 @@ def run_calls(service: RolloutService, http: HttpMetrics) -> list[Call]:
         Call("POST", "/v1/resume", "Start rollouts again", resume, RunStatus, refusals=(503,)),
         Call("GET", "/v1/policies", "Policies and their weights", policies, list[PolicyStatus]),
         Call(
-            "POST", "/v1/weights", "New weights to every LLM server", weights, list[WeightUpdated], WeightUpdate,
+            "POST", "/v1/weights", "New weights to every LLM server of a policy", weights, list[WeightUpdated], WeightUpdate,
             refusals=(409, 503),
         ),
         *_worker_calls(service),
@@ -89,6 +90,7 @@ def _server_calls(service: RolloutService) -> list[Call]:
     async def add(asked: Asked) -> ServerStatus:
         server: OutsideServer = asked.body
         check_server(server)
+        check_policy(server.policy, service.policies, "$.policy")
         return await service.add_server(server)
 
     async def remove(asked: Asked) -> Removed:

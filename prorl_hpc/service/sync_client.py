@@ -98,10 +98,16 @@ class SyncRolloutClient:
         self._loop.close()
 
     def stream(
-        self, cursor: int = 0, batch_id: str = "", follow: bool = True, *, trajectories: bool = True
+        self,
+        cursor: int = 0,
+        batch_id: str = "",
+        follow: bool = True,
+        *,
+        trajectories: bool = True,
+        policy: str = "",
     ) -> Iterator[NumberedResult]:
         """As RolloutClient.stream. Nothing is read ahead of the caller."""
-        stream = self._client.stream(cursor, batch_id, follow, trajectories=trajectories)
+        stream = self._client.stream(cursor, batch_id, follow, trajectories=trajectories, policy=policy)
 
         async def following() -> NumberedResult | None:
             return await anext(stream, None)

@@ -7,10 +7,13 @@ components are those of the heterogeneous job, in order: rollout, inference, tra
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 from msgspec.structs import replace
 
-from prorl_hpc.config.schema import ComponentConfig, ProrlConfig
+from prorl_hpc.config.policies import servers_on_node
+from prorl_hpc.config.schema import TRAINED, ComponentConfig, ProrlConfig
 
 COMPONENTS = ("rollout", "inference", "trainer")
 """In this order they are components of the job."""
@@ -104,11 +107,24 @@ def _processes(config: ProrlConfig, name: str, nodes: int) -> list[NodePlan]:
         workers = _nodes_of("worker", "worker", nodes, config.rollout.workers_per_node)
         return [NodePlan([coordinator] * (i == 0) + node.processes) for i, node in enumerate(workers)]
     if name == "inference":
-        return _nodes_of("inference", "inference", nodes, config.engine.servers_per_node)
+        return _inference(config, nodes)
     ranks = config.trainer.ranks_per_node if config.trainer.enabled else 0
     plain = _nodes_of("trainer", "trainer", nodes, ranks)
     numbered = [[replace(p, rank=p.index, world=ranks * nodes) for p in node.processes] for node in plain]
     return [NodePlan(processes) for processes in numbered]
+
+
+def _inference(config: ProrlConfig, nodes: int) -> list[NodePlan]:
+    """The LLM servers of all policies, ``inference-0``, … and ``inference-NAME-0``, …; ``index`` counts all of them."""
+    numbers, planned = itertools.count(), []
+    for i in range(nodes):
+        processes = []
+        for policy, per_node in servers_on_node(config).items():
+            name = "inference" if policy == TRAINED else f"inference-{policy}"
+            for n in range(i * per_node, (i + 1) * per_node):
+                processes.append(ProcessPlan(f"{name}-{n}", "inference", "inference", index=next(numbers)))
+        planned.append(NodePlan(processes))
+    return planned
 
 
 def _nodes_of(role: str, module: str, nodes: int, per_node: int) -> list[NodePlan]:

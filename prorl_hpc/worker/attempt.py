@@ -9,6 +9,7 @@ import msgspec
 
 from prorl_hpc.messages.control import Held, ServerRef, StageFinished
 from prorl_hpc.messages.rollout import RolloutSpec, Stage
+from prorl_hpc.messages.trajectory import Finish
 from prorl_hpc.sandbox.protocol import Sandbox
 from prorl_hpc.tasks.protocol import AgentHandler, Evaluation, RolloutContext
 from prorl_hpc.worker.llms import MovableLLM
@@ -51,6 +52,13 @@ class Attempt:
             return reported
         trajectory = self.context.trajectory if self.context is not None else None
         return _encoder.encode(trajectory) if trajectory is not None else None
+
+    def outcome(self) -> tuple[Finish, int]:
+        """Why the conversation ended, and how many tokens were generated in it and its branches."""
+        trajectory = self.context.trajectory if self.context is not None else None
+        if trajectory is None:
+            return Finish.UNKNOWN, 0
+        return trajectory.finish, sum(t.num_trained_tokens for t in (trajectory, *trajectory.branches))
 
 
 def reported_trajectory(reports: list[StageFinished]) -> bytes | None:

@@ -1,4 +1,5 @@
-"""The policies of a run as a worker needs them: how their chats are written, and within which bounds."""
+"""The policies of a run as a worker needs them: how their chats are written, within which bounds, and how they are
+rewarded."""
 
 from __future__ import annotations
 
@@ -8,21 +9,25 @@ from msgspec.structs import replace
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.agents.conversation import TokenConversation
-from prorl_hpc.config.schema import TRAINED, ModelConfig, ProrlConfig, TaskConfig
+from prorl_hpc.config.policies import model_setting, models_of
+from prorl_hpc.config.schema import ModelConfig, ProrlConfig, TaskConfig
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.rollout import RolloutSpec
 from prorl_hpc.tasks.protocol import LLM
+from prorl_hpc.worker.rewards import PolicyReward
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How a policy's chats are written and bounded."""
+    """How a policy's chats are written and bounded, and how it is rewarded."""
 
     chat: ChatFormat
     max_context_tokens: int
     max_turn_tokens: int
     max_rollout_tokens: int = 0
     stop: tuple[str, ...] = ()
+    reward: PolicyReward | None = None
+    """In place of the task's own."""
 
     def converse(self, spec: RolloutSpec, llm: LLM, number: int = 0) -> TokenConversation:
         """The rollout's conversation, or its ``number``-th further one."""
@@ -40,14 +45,17 @@ class Policy:
 
 
 def load_policies(config: ProrlConfig) -> dict[str, Policy]:
-    """Each policy's chat format and bounds; ConfigError if a model directory will not do."""
-    models = {TRAINED: config.model} | {name: policy.model for name, policy in config.policies.items()}
-    return {name: _load_policy(name, model, config.task) for name, model in models.items()}
+    """Each policy's chat format, bounds and reward; ConfigError if a model directory or a reward will not do."""
+    rewards = {name: PolicyReward(name, policy.reward) for name, policy in config.policies.items() if policy.reward}
+    return {
+        name: _load_policy(name, model, config.task, rewards.get(name)) for name, model in models_of(config).items()
+    }
 
 
-def _load_policy(name: str, model: ModelConfig, task: TaskConfig) -> Policy:
-    where = "model" if name == TRAINED else f"policies.{name}.model"
+def _load_policy(name: str, model: ModelConfig, task: TaskConfig, reward: PolicyReward | None) -> Policy:
+    where = model_setting(name)
     if not model.path:
         raise ConfigError(f"{where}.path is empty: the worker needs the model's tokenizer and chat template")
     chat = ChatFormat.open(model.path, thinking=model.thinking)
-    return Policy(chat, model.max_context_tokens, task.max_turn_tokens, task.max_rollout_tokens, tuple(task.stop))
+    bounds = (model.max_context_tokens, task.max_turn_tokens, task.max_rollout_tokens, tuple(task.stop))
+    return Policy(chat, *bounds, reward)

@@ -28,10 +28,12 @@ from prorl_hpc.messages.control import (
 )
 from prorl_hpc.messages.errors import ConfigError, InferenceError
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutSpec, Stage
-from prorl_hpc.sandbox.protocol import Runtime, Sandbox, spec_of
-from prorl_hpc.tasks.protocol import AgentHandler, Evaluation, RolloutContext, needs_of, wants_fresh_sandbox
+from prorl_hpc.messages.trajectory import Finish
+from prorl_hpc.sandbox.protocol import Runtime, Sandbox, SandboxNeeds, spec_of
+from prorl_hpc.tasks.protocol import AgentHandler, Evaluation, RolloutContext, WebSearch, needs_of, wants_fresh_sandbox
 from prorl_hpc.worker.attempt import Attempt, reported_trajectory
 from prorl_hpc.worker.failures import failure_of, timeout_of
+from prorl_hpc.worker.gateway_runs import Runs
 from prorl_hpc.worker.llms import LLMSource
 from prorl_hpc.worker.outbox import Outbox
 from prorl_hpc.worker.policies import Policy
@@ -57,9 +59,11 @@ class StageRunner:
         outbox: Outbox,
         *,
         move: bool = True,
+        outside: Runs | None = None,
+        web_search: WebSearch | None = None,
     ) -> None:
         """``handler_for`` gives a task's handler; what it raises fails the rollout's INIT. ``move``: a RUN whose server
-        does not answer asks the coordinator for another one."""
+        does not answer asks the coordinator for another one. ``outside``: programs play RUN, not the tasks' own loops."""
         self._worker_id = worker_id
         self._runtime = runtime
         self._llms = llms
@@ -67,6 +71,8 @@ class StageRunner:
         self._handler_for = handler_for
         self._outbox = outbox
         self._move = move
+        self._outside = outside
+        self._web_search = web_search
         self._attempts: dict[str, Attempt] = {}
         self._sandboxes: set[str] = set()
         self._numbers = itertools.count()
@@ -146,7 +152,11 @@ class StageRunner:
     async def _init(self, attempt: Attempt) -> None:
         attempt.handler = self._handler_for(attempt.spec.task)
         attempt.handler.check_row(attempt.spec.row)
-        attempt.context = RolloutContext(attempt.spec, await self._start_sandbox(attempt))
+        needs = needs_of(attempt.handler, attempt.spec.row)
+        if self._outside is not None:
+            self._outside.check(attempt.handler, attempt.spec)
+            needs = self._outside.needs(needs)
+        attempt.context = RolloutContext(attempt.spec, await self._start_sandbox(attempt, needs))
         await attempt.handler.init(attempt.context)
 
     async def _run(self, attempt: Attempt) -> None:
@@ -158,14 +168,21 @@ class StageRunner:
         attempt.llm = self._llms.for_rollout(attempt.server, spec.rollout_id, spec.priority, trouble)
         policy, llm, numbers = self._policy_of(spec), attempt.llm, itertools.count(1)
         attempt.context.conversation = policy.converse(spec, llm)
+        attempt.context.web_search = self._web_search
         attempt.context.converse = lambda: policy.converse(spec, llm, next(numbers))
-        await attempt.handler.run(attempt.context)
+        if self._outside is None:
+            await attempt.handler.run(attempt.context)
+        else:
+            await self._outside.run(attempt.handler, attempt.context, policy)
 
     async def _eval(self, attempt: Attempt) -> None:
         assert attempt.handler is not None and attempt.context is not None, "EVAL comes after INIT"
         if attempt.sandbox is None:
-            attempt.context.sandbox = await self._start_sandbox(attempt)
+            needs = needs_of(attempt.handler, attempt.spec.row)
+            attempt.context.sandbox = await self._start_sandbox(attempt, needs)
         scored = await attempt.handler.eval(attempt.context)
+        if (reward := self._policy_of(attempt.spec).reward) is not None:
+            scored = await reward.of(scored, attempt.context)
         numbers = {"reward": scored.reward, **scored.metrics}
         for name, value in numbers.items():
             if not math.isfinite(value):
@@ -174,9 +191,7 @@ class StageRunner:
             float(scored.reward), {name: float(value) for name, value in scored.metrics.items()}
         )
 
-    async def _start_sandbox(self, attempt: Attempt) -> Sandbox:
-        assert attempt.handler is not None, "INIT finds the handler first"
-        needs = needs_of(attempt.handler, attempt.spec.row)
+    async def _start_sandbox(self, attempt: Attempt, needs: SandboxNeeds) -> Sandbox:
         sandbox = await self._runtime.start(spec_of(f"{self._worker_id}-{next(self._numbers)}", needs))
         self._sandboxes.add(sandbox.sandbox_id)
         attempt.sandbox = sandbox
@@ -246,6 +261,7 @@ class StageRunner:
 
     def _report(self, attempt: Attempt, stage: Stage, failure: Failure | None, timed_out: bool, busy_s: float) -> None:
         scored = attempt.evaluation if stage is Stage.EVAL and failure is None else None
+        finish, generated_tokens = attempt.outcome() if stage is Stage.RUN else (Finish.UNKNOWN, 0)
         report = StageFinished(
             self._worker_id,
             attempt.rollout_id,
@@ -256,6 +272,8 @@ class StageRunner:
             scored.reward if scored else None,
             scored.metrics if scored else {},
             busy_s,
+            finish,
+            generated_tokens,
         )
         attempt.reports.append(report)
         attempt.running = attempt.task = attempt.llm = None
@@ -299,4 +317,4 @@ class StageRunner:
 
 
 def _is_scored_afresh(attempt: Attempt) -> bool:
-    return attempt.handler is not None and wants_fresh_sandbox(attempt.handler)
+    return attempt.handler is not None and wants_fresh_sandbox(attempt.handler, attempt.spec.row)

@@ -112,7 +112,7 @@ async def test_carried_groups_belong_to_the_batch_that_takes_them_over(tmp_path:
     await journal.record(ended("A.g1.s1"), RAW, "B")
     (open_b,) = (await journal.recover())[0]
     assert open_b == OpenBatch(batch("B"), (carried,), (ended("A.g1.s0"),), (ended("A.g1.s1"),), {}, "running")
-    assert [p.rollout_id for p in await journal.ended(None, "B", "", 9)] == ["A.g1.s0", "A.g1.s1"]
+    assert [p.rollout_id for p in await journal.ended(None, "B", "", "", 9)] == ["A.g1.s0", "A.g1.s1"]
     whole = await journal.batch_result("A")
     assert whole is not None and [r.trajectory for g in whole.groups for r in g.rollouts] == [TRAJECTORY] * 3
     await journal.close()
@@ -165,14 +165,14 @@ async def test_lists_and_pages(tmp_path: Path) -> None:
     await journal.record(ended("A.g0.s0", Status.FAILED), RAW, "A")
     await journal.record(ended("s1", Status.FAILED), RAW, "")
     assert await journal.batches("", 2) == ["C", "A"] and await journal.batches("A", 9) == ["B"]
-    ids = [p.rollout_id for p in await journal.ended(Status.FAILED, "", "", 9)]
+    ids = [p.rollout_id for p in await journal.ended(Status.FAILED, "", "", "", 9)]
     assert ids == ["A.g0.s0", "s1"]
-    assert await journal.ended(None, "", "A.g0.s0", 9) == [RolloutProgress("s1", Status.FAILED, 1, "w-0", "", "")]
+    assert await journal.ended(None, "", "", "A.g0.s0", 9) == [RolloutProgress("s1", Status.FAILED, 1, "w-0", "", "")]
     assert await journal.rollout_progress("A.g0.s0") == RolloutProgress("A.g0.s0", Status.FAILED, 1, "w-0", "", "A")
     assert await journal.rollout_progress("s9") is None
     assert [n.cursor for n in await journal.results(1, 1, "")] == [2]
     assert [n.cursor for n in await journal.results(0, 9, "A")] == [2]
-    for listing in (journal.batches("nobody", 9), journal.ended(None, "", "nobody", 9)):
+    for listing in (journal.batches("nobody", 9), journal.ended(None, "", "", "nobody", 9)):
         with pytest.raises(ServiceError) as refused:
             await listing
         assert refused.value.status == 404
@@ -185,7 +185,7 @@ async def test_a_result_recorded_twice_stays_the_first(tmp_path: Path) -> None:
     again = journal.record(ended("a", Status.FAILED), None, "")
     assert await first == await again == 1
     assert await journal.record(ended("a", Status.FAILED), None, "") == 1
-    assert [p.status for p in await journal.ended(None, "", "", 9)] == [Status.DONE]
+    assert [p.status for p in await journal.ended(None, "", "", "", 9)] == [Status.DONE]
     await journal.close()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from prorl_hpc.core.groups import BatchSampler, Moves
+from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec, BatchState
 from prorl_hpc.messages.errors import ServiceError
 from prorl_hpc.messages.inference import OutsideServer, WeightUpdate, WeightUpdated
@@ -38,6 +39,8 @@ class FakeService:
 
     def __init__(self, tasks: Collection[str] = ("t",), max_live: int = 1000) -> None:
         self.tasks: Collection[str] = tasks
+        self._choice = PolicyChoice(("policy", "other"))
+        self.policies: Collection[str] = self._choice.names
         self.reward: Callable[[RolloutSpec], float] = lambda spec: float(spec.sample % 2)
         self.trajectory = TRAJECTORY
         self.held = False
@@ -85,7 +88,7 @@ class FakeService:
         if known is None:
             self._admit(spec.policy, spec.group_size * (spec.max_parallel_groups or spec.groups_wanted))
             self._orders[spec.batch_id] = spec
-            sampler = self._samplers[spec.batch_id] = BatchSampler(spec, 0.0)
+            sampler = self._samplers[spec.batch_id] = BatchSampler(spec, 0.0, choice=self._choice)
             self._move(spec.batch_id, sampler.begin(0.0))
             self._advance()
         elif known != spec:
@@ -117,11 +120,11 @@ class FakeService:
     async def submit_rollouts(self, specs: list[RolloutSpec]) -> list[RolloutProgress]:
         new = [spec for spec in specs if spec.rollout_id not in self.specs]
         for spec in specs:
-            if self.specs.get(spec.rollout_id, spec) != spec:
+            if self.specs.get(spec.rollout_id, self._chosen(spec)) != self._chosen(spec):
                 raise conflict(f"rollout {spec.rollout_id!r} was ordered before, otherwise", "rollout_differs")
         for spec in new:
             self._admit(spec.policy, len(new))
-        self._open(new, "")
+        self._open([self._chosen(spec) for spec in new], "")
         self._advance()
         return [self._progress(spec.rollout_id) for spec in specs]
 
@@ -143,21 +146,26 @@ class FakeService:
         return self._progress(rollout_id)
 
     async def list_rollouts(
-        self, status: Status | None, batch_id: str, after: str, limit: int
+        self, status: Status | None, batch_id: str, policy: str, after: str, limit: int
     ) -> list[RolloutProgress]:
         found = {}
         for rollout_id in itertools.chain(self._live, self._ended):
             progress = self._progress(rollout_id)
-            if status in (None, progress.status) and batch_id in ("", progress.batch_id):
+            wanted = status in (None, progress.status) and policy in ("", progress.policy)
+            if wanted and batch_id in ("", progress.batch_id):
                 found[rollout_id] = progress
         if after and after not in found:
             raise not_found("rollout", after)
         return [found[rollout_id] for rollout_id in _behind(found, after, limit, "rollout")]
 
-    async def results(self, cursor: int, limit: int, wait_s: float, batch_id: str) -> list[NumberedResult]:
+    async def results(self, cursor: int, limit: int, wait_s: float, batch_id: str, policy: str) -> list[NumberedResult]:
         def found() -> list[NumberedResult]:
             behind = (numbered for numbered in self._results if numbered.cursor > cursor)
-            mine = (n for n in behind if batch_id in ("", self._batch_of[n.result.rollout_id]))
+            mine = (
+                n
+                for n in behind
+                if batch_id in ("", self._batch_of[n.result.rollout_id]) and policy in ("", n.result.policy)
+            )
             return list(itertools.islice(mine, limit))
 
         await self._until(lambda: bool(found()), wait_s)
@@ -241,14 +249,21 @@ class FakeService:
             raise ServiceError("too many rollouts are under way: try later", code="queue_full", status=429)
         if not self.workers:
             raise ServiceError("there is no worker", code="no_workers", status=503)
-        if policy not in self._by_policy():
-            raise ServiceError(f"no LLM server serves {policy!r}", code="no_servers", status=503)
+        for wanted in self._choice.may_become(policy):
+            if wanted not in self._by_policy():
+                raise ServiceError(f"no LLM server serves {wanted!r}", code="no_servers", status=503)
+
+    def _chosen(self, spec: RolloutSpec) -> RolloutSpec:
+        policy = self._choice.resolve(spec.policy, spec.group_id or spec.rollout_id)
+        return msgspec.structs.replace(spec, policy=policy)
 
     def _open(self, specs: Iterable[RolloutSpec], batch_id: str) -> None:
         for spec in specs:
             self.specs[spec.rollout_id] = spec
             self._batch_of[spec.rollout_id] = batch_id
-            self._live[spec.rollout_id] = RolloutProgress(spec.rollout_id, Status.QUEUED, batch_id=batch_id)
+            self._live[spec.rollout_id] = RolloutProgress(
+                spec.rollout_id, Status.QUEUED, batch_id=batch_id, policy=spec.policy
+            )
             self._metrics.accepted(1)
 
     def _move(self, batch_id: str, moves: Moves) -> None:
@@ -281,6 +296,7 @@ class FakeService:
             reward=self.reward(spec) if done else None, trajectory=self.trajectory if done else Trajectory(),
             timings=[StageTiming(stage, 0.5, 1.0) for stage in Stage] if done else [],
             worker=progress.worker, server=progress.server, row_id=str(spec.row.get("id", "")),
+            policy=spec.policy,
         )  # fmt: skip
         self._ended[rollout_id] = result
         self._results.append(NumberedResult(len(self._results) + 1, result))
@@ -300,7 +316,9 @@ class FakeService:
             raise not_found("rollout", rollout_id)
         result = self._ended[rollout_id]
         batch_id = self._batch_of[rollout_id]
-        return RolloutProgress(rollout_id, result.status, result.attempts, result.worker, result.server, batch_id)
+        return RolloutProgress(
+            rollout_id, result.status, result.attempts, result.worker, result.server, batch_id, result.policy
+        )
 
     def _change(self, kept: dict[str, Any], name: str, kind: str = "server", **changes: Any) -> Any:
         if name not in kept:

@@ -37,8 +37,8 @@ def test_what_happened_is_counted() -> None:
     found = read(metrics.render(run_status()))
     assert found["prorl_rollouts_accepted_total", ()] == 10
     assert found["prorl_attempts_retried_total", ()] == 1
-    assert found["prorl_rollouts_ended_total", ("done", "none")] == 1
-    assert found["prorl_rollouts_ended_total", ("failed", "sandbox")] == 1
+    assert found["prorl_rollouts_ended_total", ("done", "none", "policy")] == 1
+    assert found["prorl_rollouts_ended_total", ("failed", "policy", "sandbox")] == 1
     assert found["prorl_messages_refused_total", ("bad_frame",)] == 2
     assert found["prorl_stage_queued_seconds_sum", ("run",)] == 1.5
     assert found["prorl_stage_busy_seconds_sum", ("run",)] == 20.0
@@ -72,5 +72,5 @@ def test_names_are_ours_and_rollouts_are_no_labels() -> None:
     for i in range(100):
         metrics.ended(RolloutResult(f"r{i}", f"g{i}", 0, f"task{i}", Status.DONE, worker=f"w{i}", server=f"s{i}"))
     found = read(metrics.render(run_status()))
-    assert len(found) == before + 2  # one count and when it was made
+    assert len(found) == before + 4  # a count of ends and one of tokens, and when they were made
     assert all(name.startswith("prorl_") for name, _ in found)

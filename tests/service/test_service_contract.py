@@ -214,7 +214,7 @@ async def test_metrics(place: Place) -> None:
     await place.client.wait_rollout("a")
     text = await place.client.metrics()
     assert "prorl_rollouts_accepted_total 1.0" in text
-    assert 'prorl_rollouts_ended_total{kind="none",status="done"} 1.0' in text
+    assert 'prorl_rollouts_ended_total{kind="none",policy="policy",status="done"} 1.0' in text
 
 
 async def test_a_job_of_prorl_agent(place: Place) -> None:

@@ -361,6 +361,7 @@ async def test_a_body_over_the_limit_is_413() -> None:
 async def test_a_fault_of_the_service_is_500_in_the_same_shape() -> None:
     class Broken:
         tasks = ("t",)
+        policies = ("policy",)
 
         async def submit_batch(self, spec: BatchSpec) -> None:
             raise KeyError("secret")

@@ -343,7 +343,7 @@ async def test_the_metrics_count_what_happened(run: ServiceRun, client: RolloutC
     await client.wait_batch("b")
     said = dict(line.rsplit(" ", 1) for line in (await client.metrics()).splitlines() if not line.startswith("#"))
     assert float(said["prorl_rollouts_accepted_total"]) == 8
-    assert float(said['prorl_rollouts_ended_total{kind="none",status="done"}']) == 8
+    assert float(said['prorl_rollouts_ended_total{kind="none",policy="policy",status="done"}']) == 8
     assert float(said['prorl_stage_busy_seconds_count{stage="eval"}']) == 8
     assert float(said["prorl_journal_commit_seconds_count"]) > 0
     assert float(said['prorl_worker_slots{pool="run",worker="w0"}']) == 16

@@ -19,8 +19,10 @@ from prorl_hpc.tasks.protocol import AgentHandler
 BUILT_IN: dict[str, str] = {
     "file_trail": "prorl_hpc.tasks.file_trail:FileTrail",
     "file_quest": "prorl_hpc.tasks.file_quest:FileQuest",
+    "solve": "prorl_hpc.tasks.solve:Solve",
     "reasoning_gym": "prorl_hpc.tasks.reasoning_gym:ReasoningGym",
     "text_env": "prorl_hpc.tasks.text_env:TextEnv",
+    "verifiers": "prorl_hpc.tasks.verifiers_env:VerifiersEnv",
 }
 """Task name → import path."""
 

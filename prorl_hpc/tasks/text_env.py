@@ -7,7 +7,6 @@ message, the action is found in the assistant's turn, and the reward is the epis
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -22,7 +21,8 @@ from prorl_hpc.messages.trajectory import Finish, Message
 from prorl_hpc.tasks.protocol import Conversation, Evaluation, RolloutContext
 from prorl_hpc.tasks.registry import check_options
 from prorl_hpc.tasks.rows import in_split, require
-from prorl_hpc.tasks.side.process import SideError, SideProcess, call_once, interpreter_problem
+from prorl_hpc.tasks.side.options import interpreter_problem, read_mapping, read_name, read_seconds
+from prorl_hpc.tasks.side.process import SideError, SideProcess, call_once
 
 _MODULE = "text_environment"
 _THOUGHT = re.compile(r"\A(?:\s*<think>)?.*?</think>", re.DOTALL)
@@ -192,39 +192,19 @@ def find_action(turn: str, pattern: re.Pattern[str] | None) -> str | None:
 
 
 def _read_options(given: Mapping[str, Any]) -> TextEnvOptions:
-    env = given.get("env", "")
-    if not isinstance(env, str) or not env:
-        raise ConfigError(
-            f"task.options.env={env!r}: name the environment, as module:Class or as a Gymnasium id like FrozenLake-v1"
-        )
     for name, allowed in (("reward", ("sum", "last")), ("no_action", ("tell", "end"))):
         if given.get(name, allowed[0]) not in allowed:
             raise ConfigError(f"task.options.{name}={given[name]}: expected {' or '.join(allowed)}")
-    timeout_s = given.get("start_timeout_s", TextEnvOptions.start_timeout_s)
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-        raise ConfigError(f"task.options.start_timeout_s={timeout_s!r}: expected seconds, more than 0")
     return TextEnvOptions(
-        env=env,
+        env=read_name(given, "env", "an environment, as module:Class or as a Gymnasium id like FrozenLake-v1"),
         kwargs=read_mapping(given, "kwargs"),
         python=str(given.get("python") or ""),
         action=_read_pattern(given.get("action") or ""),
         no_action=given.get("no_action", "tell"),
         reward=given.get("reward", "sum"),
         reset=read_mapping(given, "reset"),
-        start_timeout_s=float(timeout_s),
+        start_timeout_s=read_seconds(given, "start_timeout_s", TextEnvOptions.start_timeout_s),
     )
-
-
-def read_mapping(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The option ``name``, which is sent to another process as JSON; ConfigError if it cannot be."""
-    value = given.get(name) or {}
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"task.options.{name}: {error}; only what JSON has can be given") from error
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(f"task.options.{name}={value!r}: expected names and values, like {{size: 4}}")
-    return dict(value)
 
 
 def _read_pattern(text: Any) -> re.Pattern[str] | None:

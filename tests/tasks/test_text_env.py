@@ -223,7 +223,7 @@ def test_rows_that_cannot_be_played_are_refused(row: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"task\.options\.env='': name the environment"),
+        ({}, r"task\.options\.env=None: expected an environment, as module:Class"),
         ({"env": "a:B", "kwarg": {}}, r"task\.options\.kwarg is not an option of text_env: did you mean kwargs"),
         ({"env": "a:B", "action": "("}, r"task\.options\.action='\(' is not a regular expression"),
         ({"env": "a:B", "reward": "mean"}, r"task\.options\.reward=mean: expected sum or last"),

@@ -2,12 +2,13 @@
 
 A call is one JSON line ``{"call": NAME, …arguments}`` on standard input; its answer is one JSON line on what was standard
 output: ``{"value": …}`` or ``{"error": "…", "place": "file:line"}``. What the environment prints goes to standard error.
-When standard input ends, the whole process group does, whatever the environment is doing.
+When standard input ends, this process does, with all that it started, whatever the environment is doing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -38,6 +39,22 @@ def main() -> None:
             _answer(answers, _call(runner, calls, message))
 
 
+def kill_with_descendants(pid: int) -> None:
+    """SIGKILL for ``pid`` and the processes below it, those in sessions of their own included; our own process dies last."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended meanwhile
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    for each in sorted(found, key=lambda other: other == os.getpid()):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)
+
+
 def _load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"prorl_side_{name}", HERE / f"{name}.py")
     assert spec is not None and spec.loader is not None, f"{name}.py lies beside this file"
@@ -54,7 +71,7 @@ def _listen(lines: queue.SimpleQueue[bytes]) -> None:
         os.close(devnull)
         for line in stdin:
             lines.put(line)
-    os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os._exit(1)
+    kill_with_descendants(os.getpid())
 
 
 def _call(runner: asyncio.Runner, calls: ModuleType, message: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from prorl_hpc.tasks.side.host import kill_with_descendants
 
 _HOST = Path(__file__).with_name("host.py")
 _LONGEST_ANSWER_BYTES = 64 * 2**20
@@ -32,8 +33,7 @@ class SideError(Exception):
 class SideProcess:
     """``async with SideProcess("text_environment", python) as side: await side.call("begin", 30.0, …)``.
 
-    Leaving the block, by whichever way, kills the process and all that it started in its group; it ends too when this
-    process does.
+    Leaving the block, by whichever way, kills the process and all that it started; they end too when this process does.
     """
 
     def __init__(self, module: str, python: str = "", env: Mapping[str, str] | None = None) -> None:
@@ -66,12 +66,13 @@ class SideProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process is not None and self._listening is not None, "left after it was entered"
-        _kill_group(self._process.pid)
+        kill_with_descendants(self._process.pid)
         self._listening.cancel()
         await asyncio.gather(self._process.wait(), self._listening, return_exceptions=True)
 
-    async def call(self, name: str, timeout_s: float, **arguments: Any) -> Any:
-        """What the function ``name`` returns; SideError if it raises, ends or does not answer within ``timeout_s``."""
+    async def call(self, name: str, timeout_s: float | None, **arguments: Any) -> Any:
+        """What the function ``name`` returns; SideError if it raises, ends or does not answer within ``timeout_s`` (None: no
+        limit)."""
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
@@ -79,14 +80,14 @@ class SideProcess:
                 await self._process.stdin.drain()
                 line = await self._process.stdout.readline()
         except TimeoutError as error:
-            raise SideError(f"{name} did not answer within {timeout_s:g} s{self._last_words()}") from error
+            raise SideError(f"{name} did not answer within {timeout_s or 0:g} s{self._last_words()}") from error
         except (ConnectionError, ValueError) as error:  # it ended meanwhile, or the answer is longer than any may be
             line = b"" if isinstance(error, ConnectionError) else b"\n"
         if not line:
             assert self._listening is not None
             ending = {asyncio.ensure_future(self._process.wait()), self._listening}
             await asyncio.wait(ending, timeout=_ENDING_S)
-            _kill_group(self._process.pid)
+            kill_with_descendants(self._process.pid)
             code = await self._process.wait()
             raise SideError(f"the process {_ended(code)} during {name}{self._last_words()}")
         return _value(name, line)
@@ -128,7 +129,7 @@ def call_once(module: str, python: str, name: str, timeout_s: float, **arguments
                     process.wait(_ENDING_S)
         finally:
             clock.cancel()
-            _kill_group(process.pid)
+            kill_with_descendants(process.pid)
             code = process.wait()
             process.stdout.close()
             with contextlib.suppress(BrokenPipeError):
@@ -140,13 +141,6 @@ def call_once(module: str, python: str, name: str, timeout_s: float, **arguments
         if not late.is_set():
             happened = f"the process {_ended(code)} during {name}"
         raise SideError(happened + _words(printed.read()))
-
-
-def interpreter_problem(python: str) -> str:
-    """What is wrong with ``task.options.python``; empty if nothing is."""
-    if python and shutil.which(python) is None:
-        return f"task.options.python={python} is not a program on this machine: give the path of a Python interpreter"
-    return ""
 
 
 def _arguments(module: str, python: str) -> list[str]:
@@ -181,9 +175,4 @@ def _words(printed: bytes) -> str:
 
 def _too_late(late: threading.Event, pid: int) -> None:
     late.set()
-    _kill_group(pid)
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+    kill_with_descendants(pid)

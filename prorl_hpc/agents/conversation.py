@@ -56,6 +56,14 @@ class TokenConversation:
         self._last_turn: Turn | None = None
 
     @property
+    def tool_format(self) -> str:
+        return str(getattr(self._chat, "tool_format", "hermes"))
+
+    @property
+    def teaches_tools(self) -> bool:
+        return bool(getattr(self._chat, "teaches_tools", self.tool_format not in ("bash_block", "json")))
+
+    @property
     def finish(self) -> Finish:
         return self._finish
 

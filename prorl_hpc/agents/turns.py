@@ -12,12 +12,14 @@ from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 @dataclass(frozen=True)
 class ParsedTurn:
     """``content``: the text outside of calls and thought. ``problem``: what is wrong with the turn's calls, in words for
-    the model to read; empty if nothing is. The calls that could be read are there even if another one could not."""
+    the model to read; empty if nothing is. ``calls``: all that could be read, also one of an unknown tool or with wrong
+    arguments, and even if another one could not be read: ``unreadable`` is the part of ``problem`` about those."""
 
     content: str
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     problem: str = ""
+    unreadable: str = ""
 
 
 class ToolFormat(Protocol):

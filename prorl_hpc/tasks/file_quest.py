@@ -17,6 +17,7 @@ from prorl_hpc.agents.tool_loop import LoopOutcome, ToolLoop
 from prorl_hpc.config.schema import TaskConfig
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.trajectory import Message
+from prorl_hpc.tasks.answers import final_answer
 from prorl_hpc.tasks.file_quest_words import EXAMPLES, FILES, KINDS, QUESTIONS, WORDS
 from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
 from prorl_hpc.tasks.registry import check_options
@@ -55,6 +56,7 @@ class FileQuest:
             call_timeout_s=task.call_timeout_s,
             # A turn in no known form ends the rollout: its tokens would only teach more of the kind.
             stop_at_malformed=True,
+            max_repeats=task.max_repeats,
         )
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
@@ -77,6 +79,12 @@ class FileQuest:
             if not isinstance(content, str):
                 raise ValueError(f"field files.{name} is a {type(content).__name__}, expected a str")
 
+    def instruction(self, row: Mapping[str, Any]) -> str:
+        """For outside agents."""
+        return (
+            f"{row['question']} It is in the current directory. End with a line that says answer: and the number alone."
+        )
+
     async def init(self, context: RolloutContext) -> None:
         for name, content in context.spec.row["files"].items():
             await context.sandbox.upload(name, content.encode())
@@ -87,7 +95,7 @@ class FileQuest:
 
     async def eval(self, context: RolloutContext) -> Evaluation:
         outcome: LoopOutcome = context.notes["outcome"]
-        right = outcome.answer == context.spec.row["answer"]
+        right = outcome.answer is not None and final_answer(outcome.answer) == context.spec.row["answer"]
         return Evaluation(1.0 if right else 0.0, outcome.metrics())
 
     def observation(self, output: str) -> Message:

@@ -6,16 +6,22 @@ becomes a Failure (SandboxError → sandbox, InferenceError → inference, anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, FinishReason
 from prorl_hpc.messages.rollout import RolloutSpec, SamplingParams
 from prorl_hpc.messages.trajectory import Finish, Message, ToolSchema, Trajectory
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxNeeds
+
+WebSearch = Callable[[str, float], Awaitable[str]]
+"""(query, seconds it may take) → results as text, empty if there are none; raises OSError or TimeoutError if the search
+does not answer."""
 
 
 class LLM(Protocol):
@@ -61,6 +67,17 @@ class Conversation(Protocol):
         ...
 
     @property
+    def tool_format(self) -> str:
+        """How the model writes tool calls: a name of agents.tool_formats."""
+        ...
+
+    @property
+    def teaches_tools(self) -> bool:
+        """Whether the chat template tells the model of ``tools`` and has the role ``tool``; else the prompt must tell of
+        them, and outputs are the user's messages."""
+        ...
+
+    @property
     def last_turn(self) -> Turn | None: ...
 
     @property
@@ -83,6 +100,41 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+class GatewaySession(Protocol):
+    """One rollout at the LLM gateway (gateway.session.Session)."""
+
+    @property
+    def key(self) -> str:
+        """Bearer token, or x-api-key, of this rollout's calls."""
+        ...
+
+    @property
+    def calls(self) -> int:
+        """Well-formed calls so far."""
+        ...
+
+    @property
+    def failure(self) -> InferenceError | None:
+        """Set when the LLM server broke: the rollout cannot go on."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Every further call is refused."""
+        ...
+
+    async def wait_over(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class GatewayAccess:
+    """The policy as OpenAI's and Anthropic's APIs, on the Unix socket ``socket`` of this node. What is said there becomes
+    the rollout's trajectory."""
+
+    socket: Path
+    session: GatewaySession
+
+
 @dataclass
 class RolloutContext:
     """One rollout on its way through the stages. ``notes`` carries what a later stage needs, such as
@@ -95,6 +147,14 @@ class RolloutContext:
     notes: dict[str, Any] = field(default_factory=dict)
     branches: list[Conversation] = field(default_factory=list)
     converse: Callable[[], Conversation] | None = None
+    web_search: WebSearch | None = None
+    """Asks task.web_search_url from the worker; None where that is empty."""
+    gateway: GatewayAccess | None = None
+    """In RUN, if the handler has ``wants_gateway = True``."""
+
+    def require_gateway(self) -> GatewayAccess:
+        assert self.gateway is not None, "RUN of a handler that wants a gateway has one"
+        return self.gateway
 
     def require_conversation(self) -> Conversation:
         assert self.conversation is not None, "RUN and later stages have a conversation"
@@ -122,10 +182,14 @@ class AgentHandler(Protocol):
 
     A handler may have the class attribute ``eval_in_fresh_sandbox = True``: then the sandbox is stopped after RUN, and
     EVAL finds a newly started one in its context, which nothing that the policy did has touched. What EVAL needs of
-    the old one (a patch, say) RUN puts into ``context.notes``. Without the attribute EVAL gets RUN's sandbox.
+    the old one (a patch, say) RUN puts into ``context.notes``. Without the attribute EVAL gets RUN's sandbox. It may be a
+    method ``eval_in_fresh_sandbox(row) -> bool`` instead.
 
     It may also have a method ``sandbox(row) -> SandboxNeeds``: the image, network and environment that this row's
     sandboxes are started with, where they differ from the run's defaults.
+
+    One whose episodes call the policy over HTTP has the class attribute ``wants_gateway = True``: RUN finds a session of
+    the LLM gateway in ``context.gateway``, which is closed when RUN ends. ``task.max_turns`` bounds its calls.
 
     It may have a method ``problems() -> Iterator[str]``, asked once before a launch: what stands in the way of the task on
     this machine, each as a sentence with its cure. It may take seconds, such as to start an environment.
@@ -156,9 +220,15 @@ class AgentHandler(Protocol):
         ...
 
 
-def wants_fresh_sandbox(handler: AgentHandler) -> bool:
-    """Whether EVAL is to get a sandbox of its own."""
-    return bool(getattr(handler, "eval_in_fresh_sandbox", False))
+def wants_fresh_sandbox(handler: AgentHandler, row: Mapping[str, Any]) -> bool:
+    """Whether EVAL of ``row`` is to get a sandbox of its own."""
+    wanted = getattr(handler, "eval_in_fresh_sandbox", False)
+    return bool(wanted(row) if callable(wanted) else wanted)
+
+
+def wants_gateway(handler: AgentHandler) -> bool:
+    """Whether RUN is to find a session of the LLM gateway."""
+    return bool(getattr(handler, "wants_gateway", False))
 
 
 def needs_of(handler: AgentHandler, row: Mapping[str, Any]) -> SandboxNeeds:

@@ -18,6 +18,7 @@ from prorl_hpc.agents.tool_loop import LoopOutcome, ToolLoop
 from prorl_hpc.config.schema import TaskConfig
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.trajectory import Message
+from prorl_hpc.tasks.answers import final_answer
 from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
 from prorl_hpc.tasks.registry import check_options
 from prorl_hpc.tasks.rows import in_split, require
@@ -39,7 +40,9 @@ class ReasoningGym:
         self._task = task
         self._dataset = str(task.options.get("dataset", "simple_equations"))
         self._settings: dict[str, Any] = dict(task.options.get("settings") or {})
-        self._loop = ToolLoop(tag_format(task.observation_limit_chars), task.max_turns, task.call_timeout_s)
+        self._loop = ToolLoop(
+            tag_format(task.observation_limit_chars), task.max_turns, task.call_timeout_s, max_repeats=task.max_repeats
+        )
         _known_dataset(self._dataset)
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
@@ -68,6 +71,10 @@ class ReasoningGym:
             if field not in entry:
                 raise ValueError(f"field entry.{field} is missing")
 
+    def instruction(self, row: Mapping[str, Any]) -> str:
+        """For outside agents."""
+        return f"{row['question']}\n\nEnd with a line that says answer: and the result alone."
+
     async def init(self, context: RolloutContext) -> None:
         """Nothing to prepare."""
 
@@ -80,7 +87,7 @@ class ReasoningGym:
         score = 0.0
         if outcome.answer is not None:
             row = context.spec.row
-            score = await _score(row["dataset"], outcome.answer, row["entry"])
+            score = await _score(row["dataset"], final_answer(outcome.answer), row["entry"])
         # Several scorers give a little for a well-formed wrong answer; only a right one counts here.
         return Evaluation(1.0 if score >= 1.0 else 0.0, {**outcome.metrics(), "score": score})
 

@@ -94,7 +94,7 @@ async def play(
 ) -> tuple[Evaluation, TokenConversation]:
     """All three stages of one rollout, one after the other. A task that is scored in a fresh sandbox needs
     ``eval_sandbox``, or ValueError."""
-    if wants_fresh_sandbox(handler) and eval_sandbox is None:
+    if wants_fresh_sandbox(handler, row) and eval_sandbox is None:
         raise ValueError("the task is scored in a fresh sandbox (eval_in_fresh_sandbox): give eval_sandbox as well")
     handler.check_row(row)
     spec = RolloutSpec("rollout-0", "task", dict(row))
@@ -105,6 +105,6 @@ async def play(
     await handler.init(context)
     context.conversation = conversation
     await handler.run(context)
-    if wants_fresh_sandbox(handler) and eval_sandbox is not None:
+    if wants_fresh_sandbox(handler, row) and eval_sandbox is not None:
         context.sandbox = eval_sandbox
     return await handler.eval(context), conversation

@@ -29,10 +29,12 @@ from prorl_hpc.tasks.protocol import AgentHandler
 from prorl_hpc.tasks.registry import BUILT_IN, get_handler
 from prorl_hpc.transport.agent_line import AgentLine
 from prorl_hpc.transport.keys import RunKeys
+from prorl_hpc.worker.gateway_runs import Runs
 from prorl_hpc.worker.llms import LLMSource
 from prorl_hpc.worker.outbox import Outbox
 from prorl_hpc.worker.policies import Policy
 from prorl_hpc.worker.stages import StageRunner
+from prorl_hpc.worker.web_search import make_web_search
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +74,10 @@ class Worker:
         llms: LLMSource,
         policies: Mapping[str, Policy],
         find_endpoint: Callable[[], str],
+        outside: Runs | None = None,
     ) -> None:
-        """``runtime`` is prepared; the caller closes it. ``find_endpoint`` gives the coordinator's address."""
+        """``runtime`` is prepared; the caller closes it. ``find_endpoint`` gives the coordinator's address. ``outside``: RUN
+        is played by a program in the sandbox."""
         self._worker_id = worker_id
         self._node = node
         self._pools = pools_of(config.rollout)
@@ -82,7 +86,18 @@ class Worker:
         self._draining = False
         self._outbox = Outbox()
         move = config.rollout.when_server_lost == "move"
-        self._stages = StageRunner(worker_id, runtime, llms, policies, Handlers(config.task), self._outbox, move=move)
+        handlers = Handlers(config.task)
+        self._stages = StageRunner(
+            worker_id,
+            runtime,
+            llms,
+            policies,
+            handlers,
+            self._outbox,
+            move=move,
+            outside=outside,
+            web_search=make_web_search(config.task.web_search_url),
+        )
         self._line: AgentLine[CoordinatorToWorker] = AgentLine(
             CoordinatorToWorker,
             keys,

@@ -1,13 +1,15 @@
-"""Ways for a model to write a bash call as plain text: a tag, or a fenced block."""
+"""Ways for a small model to write a bash call as plain text: a whole turn is a tag or a fenced block, or the answer."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prorl_hpc.agents.tool_loop import FinalAnswer, Malformed, ToolCall
-from prorl_hpc.messages.trajectory import Message
+from prorl_hpc.agents.turns import ParsedTurn
+from prorl_hpc.messages.trajectory import Message, ToolCall, ToolSchema
 from prorl_hpc.sandbox.protocol import ToolResult
+from prorl_hpc.tasks.protocol import Turn
 
 _ANSWER = re.compile(r"answer:\s*(\S.*)", re.DOTALL)
 
@@ -15,7 +17,7 @@ _ANSWER = re.compile(r"answer:\s*(\S.*)", re.DOTALL)
 @dataclass(frozen=True)
 class TextFormat:
     """A whole turn, white space around it apart, is one bash call (``call``, group 1: the command) or the
-    final answer (``answer``, group 1: its text)."""
+    final answer (``answer``, group 1: its text). An agents.dialect.Dialect; the prompt is the task's own."""
 
     call: re.Pattern[str]
     answer: re.Pattern[str] = _ANSWER
@@ -27,15 +29,24 @@ class TextFormat:
     mark_cut: bool = True
     role: str = "user"
 
-    def parse(self, text: str) -> ToolCall | FinalAnswer | Malformed:
+    def opening(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> tuple[list[Message], Sequence[ToolSchema]]:
+        return list(messages), ()
+
+    def read(self, turn: Turn, tools: Sequence[ToolSchema]) -> ParsedTurn:
+        return self.parse(turn.text)
+
+    def parse(self, text: str) -> ParsedTurn:
         turn = text.strip()
         if (call := self.call.fullmatch(turn)) and call[1].strip():
-            return ToolCall("bash", {"command": call[1].strip()})
+            return ParsedTurn("", calls=(ToolCall("bash", {"command": call[1].strip()}),))
         if answer := self.answer.fullmatch(turn):
-            return FinalAnswer(answer[1].strip())
-        return Malformed(f"write one command like {self.example}, or answer: and the answer")
+            return ParsedTurn(answer[1].strip())
+        problem = f"write one command like {self.example}, or answer: and the answer"
+        return ParsedTurn(turn, problem=problem, unreadable=problem)
 
-    def observation(self, result: ToolResult) -> Message:
+    def observation(self, call: ToolCall, result: ToolResult) -> Message:
         output = result.output.strip()
         if result.timed_out:
             output = f"error: no end within {result.seconds:.0f} s\n{output}".strip()
@@ -48,8 +59,11 @@ class TextFormat:
         cut = cut_middle(output, self.limit_chars) if self.mark_cut else output[: self.limit_chars]
         return Message(self.role, f"{self.observation_prefix}{cut or '(empty)'}")
 
-    def correction(self, hint: str) -> Message:
-        return Message(self.role, f"error: {hint}")
+    def refusal(self, call: ToolCall, problem: str) -> Message:
+        return self.correction(problem)
+
+    def correction(self, problem: str) -> Message:
+        return Message(self.role, f"error: {problem}")
 
 
 def tag_format(limit_chars: int = 1000) -> TextFormat:

@@ -12,7 +12,7 @@ from prorl_hpc.messages.batch import GroupOutcome
 from prorl_hpc.messages.rollout import RolloutResult
 from prorl_hpc.messages.trajectory import Message, Segment, Trajectory
 
-VERSION = 2
+VERSION = 3
 SCHEMA = pa.schema(
     [
         ("rollout_id", pa.string()),
@@ -25,6 +25,7 @@ SCHEMA = pa.schema(
         ("sample", pa.int32()),
         ("row_id", pa.string()),
         ("task", pa.string()),
+        ("policy", pa.string()),
         ("status", pa.string()),
         ("reward", pa.float64()),
         ("failure_stage", pa.string()),
@@ -138,6 +139,7 @@ def _plain_values(row: StoredRollout) -> dict[str, Any]:
         "sample": rollout.sample,
         "row_id": rollout.row_id,
         "task": rollout.task,
+        "policy": rollout.policy,
         "status": rollout.status.value,
         "reward": rollout.reward,
         "failure_stage": failure.stage.value if failure is not None and failure.stage is not None else None,

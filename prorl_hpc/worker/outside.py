@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.agents.outside import AgentSession, OutsideAgent, instruction_of
+from prorl_hpc.agents.tool_formats import get_tool_format
 from prorl_hpc.config.schema import AgentConfig
 from prorl_hpc.messages.rollout import RolloutSpec
 from prorl_hpc.sandbox.protocol import SandboxNeeds
 from prorl_hpc.tasks.protocol import AgentHandler, RolloutContext
+from prorl_hpc.worker.policies import Policy
 
 
 class ClosableSession(AgentSession, Protocol):
@@ -19,7 +20,7 @@ class ClosableSession(AgentSession, Protocol):
 
 
 OpenSession = Callable[..., ClosableSession]
-"""gateway.Gateway.open_session(context, chat, *, max_calls)."""
+"""gateway.server.Gateway.open_session."""
 
 
 class OutsideRuns:
@@ -39,11 +40,17 @@ class OutsideRuns:
         """ConfigError if the task cannot be told to a program."""
         instruction_of(handler, spec.task, spec.row)
 
-    async def run(self, handler: AgentHandler, context: RolloutContext, chat: ChatFormat) -> None:
+    async def run(self, handler: AgentHandler, context: RolloutContext, policy: Policy) -> None:
         """In place of ``handler.run``; leaves the outcome in the context's notes. Raises AgentError, SandboxError,
         InferenceError."""
         instruction = instruction_of(handler, context.spec.task, context.spec.row)
-        session = self._open_session(context, chat, max_calls=self._max_calls)
+        session = self._open_session(
+            context,
+            policy.chat,
+            max_calls=self._max_calls,
+            tool_format=get_tool_format(policy.chat.tool_format),
+            max_context_tokens=policy.max_context_tokens,
+        )
         try:
             context.notes["outcome"] = await self._agent.run(
                 context.sandbox, instruction, session, model=context.spec.policy

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from prorl_hpc.config.policies import models_of
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.inference.protocol import Engine, EngineLoad
 from prorl_hpc.inference.request_server import RequestServer
+from prorl_hpc.inference.self_test import SelfTest
 from prorl_hpc.messages.control import (
     CoordinatorToInference,
     Goodbye,
@@ -62,8 +64,15 @@ class InferenceAgent:
         self._engine = engine
         self._line = line
         self._instance = secrets.token_hex(8)
+        self._self_test = SelfTest(server.server_id, engine)
         self._requests = RequestServer(
-            engine, door, config.engine.max_parallel_requests, config.rollout.lost_after_s, self._instance
+            server.server_id,
+            engine,
+            door,
+            config.engine.max_parallel_requests,
+            config.rollout.lost_after_s,
+            self._instance,
+            self._self_test.refused,
         )
         self._updates: asyncio.Queue[WeightUpdate] = asyncio.Queue()
         self._proved: WeightUpdate | None = None
@@ -150,13 +159,15 @@ class InferenceAgent:
 
     def _hello(self) -> InferenceHello:
         self._announced_version = self._version()
+        model = models_of(self._config)[self._server.policy]
         return InferenceHello(
             self._server,
             self._engine.description,
-            self._config.model.name,
+            model.name,
             self._announced_version,
-            self._config.model.max_context_tokens,
+            model.max_context_tokens,
             self._instance,
+            self._engine.model.fingerprint,
         )
 
     async def _heartbeat(self) -> ServerLoad | InferenceHello:
@@ -166,8 +177,10 @@ class InferenceAgent:
             # An engine may be too busy to answer at once; that must not look like a lost node.
             async with asyncio.timeout(self._config.rollout.lost_after_s / 4):
                 self._last_load = await self._engine.load()
+                trouble = trouble or await self._self_test.trouble()
         except TimeoutError:
             log.debug("the engine is too busy to say how busy it is")
+            trouble = trouble or self._self_test.words
         except InferenceError as error:
             trouble = str(error)
         if not trouble and self._version() < self._announced_version:

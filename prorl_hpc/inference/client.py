@@ -103,4 +103,4 @@ class LLMClient:
 
 
 async def _ask_outside(client: OutsideClient, server: ServerRef, request: Generate) -> Completion:
-    return await client.generate(request, server.model, server.weight_version)
+    return await client.generate(request, server.model, server.weight_version, server.vocab_size)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from prorl_hpc.config.policies import local_index, model_setting, models_of, policy_of_server
 from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.schema import ModelConfig, ProrlConfig
+from prorl_hpc.config.script_settings import script_settings
 from prorl_hpc.inference.accelerators import gpus_of_server
 from prorl_hpc.inference.protocol import Engine
 from prorl_hpc.messages.errors import ConfigError
@@ -42,23 +44,35 @@ def resolve_engine(kind: str) -> str:
 def make_engine(config: ProrlConfig, run: RunDirectory, runtime_dir: Path, name: str, index: int) -> Engine:
     """The engine of inference process ``name``, the ``index``-th of the run; not started. ConfigError."""
     kind = resolve_engine(config.engine.kind)
+    policy = policy_of_server(config, index)
+    model = models_of(config)[policy]
+    model_path = Path(model.path)
     if kind == "scripted":
-        from prorl_hpc.inference.scripted_engine import ScriptedEngine
-
-        return ScriptedEngine()
-    model_path = Path(config.model.path)
+        return _make_scripted(config, model_path)
     if not (model_path / "config.json").is_file():
-        raise ConfigError(f"model.path={config.model.path or '(empty)'} is not a Hugging Face model directory")
+        told = f"{model_setting(policy)}.path={model.path or '(empty)'}"
+        raise ConfigError(f"{told} is not a Hugging Face model directory")
     if kind == "transformers":
         from prorl_hpc.inference.transformers_engine import TransformersEngine
 
-        local_index = index % config.engine.servers_per_node
-        return TransformersEngine(model_path, config.engine, config.model.max_context_tokens, gpu=local_index)
-    return _make_vllm(config, run, runtime_dir, name, index, model_path)
+        gpu = local_index(config, index)
+        return TransformersEngine(model_path, config.engine, model.max_context_tokens, gpu=gpu)
+    return _make_vllm(config, run, runtime_dir, name, index, model)
+
+
+def _make_scripted(config: ProrlConfig, model_path: Path) -> Engine:
+    from prorl_hpc.inference.script import script_of
+    from prorl_hpc.inference.scripted_engine import ScriptedEngine
+
+    try:
+        settings = script_settings(config.engine.script)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return ScriptedEngine(script_of(settings, model_path), settings, model_path)
 
 
 def _make_vllm(
-    config: ProrlConfig, run: RunDirectory, runtime_dir: Path, name: str, index: int, model_path: Path
+    config: ProrlConfig, run: RunDirectory, runtime_dir: Path, name: str, index: int, model: ModelConfig
 ) -> Engine:
     from prorl_hpc.inference.vllm_engine import VllmEngine
     from prorl_hpc.inference.vllm_process import VllmProcess
@@ -66,13 +80,13 @@ def _make_vllm(
 
     settings = VllmSettings(
         engine=config.engine,
-        model_path=model_path,
-        max_context_tokens=config.model.max_context_tokens,
+        model_path=Path(model.path),
+        max_context_tokens=model.max_context_tokens,
         socket=runtime_dir / f"{name}-vllm.sock",
         cache_dir=runtime_dir / f"{name}-cache",
-        gpus=gpus_of_server(index % config.engine.servers_per_node, config.engine.tensor_parallel),
+        gpus=gpus_of_server(local_index(config, index), config.engine.tensor_parallel),
     )
     log = run.process_log(f"{name}-vllm")
     return VllmEngine(
-        lambda: VllmProcess(settings, log), name, config.model.max_context_tokens, restarts=config.engine.restarts
+        lambda: VllmProcess(settings, log), name, model.max_context_tokens, restarts=config.engine.restarts
     )

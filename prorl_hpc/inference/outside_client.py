@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from prorl_hpc.inference.protocol import ServerDown
+from prorl_hpc.inference.protocol import BadAnswer, ServerDown
+from prorl_hpc.inference.soundness import check_completion
 from prorl_hpc.inference.vllm_wire import completion_of_completions, completions_body, refusal
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, Generate
@@ -88,9 +89,9 @@ class OutsideClient:
             raise InferenceError(f"{self._name} serves the models {served}: {wanted}")
         return ServedModel(fitting[0].id, fitting[0].max_model_len)
 
-    async def generate(self, request: Generate, model: str, weight_version: int) -> Completion:
-        """``weight_version`` is what the tokens are marked with. ServerDown, or InferenceError for a request that it
-        refuses and for an answer without ids or logprobs."""
+    async def generate(self, request: Generate, model: str, weight_version: int, vocab_size: int = 0) -> Completion:
+        """``weight_version`` is what the tokens are marked with; ids are smaller than ``vocab_size``, unless that is 0.
+        ServerDown (BadAnswer for one that training cannot have), or InferenceError for a request that it refuses."""
         served = await self.model(model)
         max_tokens = request.sampling.max_tokens
         if served.max_model_len is not None:
@@ -101,16 +102,24 @@ class OutsideClient:
                     f"{served.max_model_len} and a turn needs at least one more"
                 )
             max_tokens = min(max_tokens, room)
-        body = completions_body(served.name, request.token_ids, request.sampling, max_tokens)
-        answer = await self._call("POST", "/completions", body | {"request_id": request.request_id})
-        return completion_of_completions(answer, request.token_ids, weight_version, self._name)
+        body = completions_body(served.name, request.token_ids, request.sampling, max_tokens, request.request_id)
+        answer = await self._call("POST", "/completions", body)
+        completion = completion_of_completions(answer, request.token_ids, weight_version, self._name)
+        check_completion(completion, vocab_size, self._name)
+        return completion
 
-    async def _call(self, method: str, route: str, body: Any = None) -> bytes:
+    async def ask_beside(self, route: str, body: Any) -> bytes:
+        """POST to a route that lies beside /v1, such as vLLM's /tokenize."""
+        beside = self._base.removesuffix("/v1")
+        return await self._call("POST", route, msgspec.json.encode(body), beside)
+
+    async def _call(self, method: str, route: str, body: bytes | None = None, base: str = "") -> bytes:
+        """ServerDown or InferenceError; what no answer within ``lost_after_s`` means, ``_watch`` finds out."""
         try:
             async with asyncio.timeout(None) as patience:
                 self._waiting.add(patience)
                 try:
-                    return await self._exchange(method, route, body)
+                    return await self._exchange(method, (base or self._base) + route, route, body)
                 finally:
                     self._waiting.discard(patience)
         except TimeoutError as error:
@@ -120,14 +129,15 @@ class OutsideClient:
         except ValueError as error:  # what cannot be put into HTTP, such as a key of two lines
             raise InferenceError(f"{self._name} cannot be asked for {route}: {error}") from error
 
-    async def _exchange(self, method: str, route: str, body: Any = None) -> bytes:
+    async def _exchange(self, method: str, url: str, route: str, body: bytes | None) -> bytes:
+        headers = {"Content-Type": "application/json"} if body else None
         # not redirected: the key is for this server
-        async with self._session.request(method, self._base + route, json=body, allow_redirects=False) as response:
+        async with self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
             answer = bytearray()
             async for chunk in response.content.iter_any():
                 answer += chunk
                 if len(answer) > _MAX_ANSWER_BYTES:
-                    raise InferenceError(f"{self._name} answers {route} with more than {_MAX_ANSWER_BYTES >> 20} MiB")
+                    raise BadAnswer(f"{self._name} answers {route} with more than {_MAX_ANSWER_BYTES >> 20} MiB")
             if response.status != 200:
                 raise refusal(self._name, route, response.status, answer.decode(errors="replace"))
             return bytes(answer)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from prorl_hpc.inference.model_identity import ModelIdentity
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
@@ -13,6 +14,10 @@ from prorl_hpc.messages.rollout import SamplingParams
 
 class ServerDown(InferenceError):
     """The server's fault and not the request's: another server may answer it."""
+
+
+class BadAnswer(ServerDown):
+    """It answers, but nothing that training may have: ids out of the vocabulary, logprobs that are none, no JSON."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def model(self) -> ModelIdentity:
+        """What is served, known once it is started."""
+        ...
+
+    @property
     def weight_version(self) -> int: ...
 
     async def start(self, progress: Callable[[str], None]) -> None:
@@ -45,7 +55,8 @@ class Engine(Protocol):
         self, request_id: str, token_ids: Sequence[int], sampling: SamplingParams, priority: int
     ) -> Completion:
         """Cancelling this coroutine ends the request in the engine. Logprobs are those of the distribution
-        sampled from; an engine that returns no ids or no logprobs is an error, never zeros."""
+        sampled from; an engine that returns no ids or no logprobs is an error, never zeros. A stop string ends the
+        turn, and the tokens up to the one that completes it stay."""
         ...
 
     async def abort(self, request_id: str) -> None:

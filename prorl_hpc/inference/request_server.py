@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from prorl_hpc.inference.priority_gate import PriorityGate
-from prorl_hpc.inference.protocol import Engine, ServerDown
+from prorl_hpc.inference.protocol import BadAnswer, Engine, ServerDown
+from prorl_hpc.inference.soundness import check_completion
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import (
     Abort,
@@ -46,9 +48,18 @@ class RequestServer:
     nothing is heard for ``lost_after_s`` has vanished."""
 
     def __init__(
-        self, engine: Engine, door: RouterDoor[WorkerToInference], max_parallel: int, lost_after_s: float, instance: str
+        self,
+        server_id: str,
+        engine: Engine,
+        door: RouterDoor[WorkerToInference],
+        max_parallel: int,
+        lost_after_s: float,
+        instance: str,
+        on_bad_answer: Callable[[str], None],
     ) -> None:
-        """``instance`` names this process, as in Pong."""
+        """``instance`` names this process, as in Pong. ``on_bad_answer`` is told of an answer that was refused."""
+        self._server_id = server_id
+        self._on_bad_answer = on_bad_answer
         self._engine = engine
         self._door = door
         self._gate = PriorityGate(max_parallel)
@@ -94,8 +105,11 @@ class RequestServer:
                 completion = await self._engine.generate(
                     request.request_id, request.token_ids, request.sampling, request.priority
                 )
+            check_completion(completion, self._engine.model.vocab_size, self._server_id)
             answer: Any = Generated(request.request_id, completion)
         except InferenceError as error:
+            if isinstance(error, BadAnswer):
+                self._on_bad_answer(str(error))
             answer = InferenceFailed(request.request_id, str(error), server_down=isinstance(error, ServerDown))
         except asyncio.CancelledError:
             if not self._active[key].aborted:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import TypeAlias
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
 
+from prorl_hpc.config.script_settings import ScriptSettings
+from prorl_hpc.inference.model_identity import ModelIdentity, identify_model
+from prorl_hpc.inference.model_text import ModelText
 from prorl_hpc.inference.protocol import EngineLoad, ServerDown
+from prorl_hpc.inference.script import DEFAULTS, Latency, Reply, pseudo_random_reply, replaying
+from prorl_hpc.inference.stop_text import StopText
 from prorl_hpc.inference.version_spans import spans_of
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, FinishReason, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
 
-Reply: TypeAlias = Callable[[Sequence[int], SamplingParams], Sequence[int]]
-
-_VOCABULARY = 256
+_SLICE_S = 0.005
+"""Tokens that take less are made several at once: a thousand requests need no thousand wake-ups a token."""
 
 
 def scripted_logprob(previous: int, token: int, version: int) -> float:
@@ -30,32 +34,29 @@ def scripted_scores(token_ids: Sequence[int], version: int) -> list[float]:
     return [scripted_logprob(a, b, version) for a, b in pairwise(token_ids)]
 
 
-def pseudo_random_reply(token_ids: Sequence[int], sampling: SamplingParams) -> list[int]:
-    """Ids that depend on prompt and seed alone, of any length up to ``max_tokens``, ended by a stop token if
-    there is one."""
-    source = random.Random(zlib.crc32(f"{list(token_ids)} {sampling.seed}".encode()))
-    ids = [source.randrange(_VOCABULARY) for _ in range(source.randint(1, sampling.max_tokens))]
-    return ids[:-1] + sampling.stop_token_ids[:1] if sampling.stop_token_ids else ids
-
-
 class ScriptedEngine:
-    """See Engine. ``reply`` is a function of prompt and sampling, or a mapping from prompts to replies; each
-    token takes ``token_s`` seconds."""
+    """See Engine. ``reply`` is a function of prompt and sampling, or a mapping from prompts to replies; how long a request
+    takes, ``settings`` say. Stop strings need the tokenizer of ``model_path``."""
 
     description = "scripted"
 
     def __init__(
         self,
         reply: Reply | Mapping[tuple[int, ...], Sequence[int]] = pseudo_random_reply,
+        settings: ScriptSettings = DEFAULTS,
+        model_path: Path | None = None,
         *,
         token_s: float = 0.0,
     ) -> None:
-        self._reply = reply
-        self._token_s = token_s
+        self._reply = reply if callable(reply) else replaying(reply)
+        self._settings = replace(settings, token_s=token_s) if token_s else settings
+        self._text = ModelText(model_path) if model_path is not None else None
+        self._model_path = model_path
         self._running: dict[str, asyncio.Event] = {}
         self._broken = asyncio.Event()
         self._last_words = ""
         self._prompt_tokens = self._generated_tokens = 0
+        self.model = ModelIdentity()
         self.weight_version = 0
         self.stopped = False
 
@@ -66,42 +67,51 @@ class ScriptedEngine:
 
     async def start(self, progress: Callable[[str], None]) -> None:
         progress("reading the script")
-
-    def _reply_to(self, token_ids: Sequence[int], sampling: SamplingParams) -> Sequence[int]:
-        if callable(self._reply):
-            return self._reply(token_ids, sampling)
-        try:
-            return self._reply[tuple(token_ids)]
-        except KeyError:
-            raise InferenceError(f"the script has no reply to the prompt {list(token_ids)}") from None
+        if self._model_path is not None:
+            self.model = identify_model(self._model_path)
 
     async def generate(
         self, request_id: str, token_ids: Sequence[int], sampling: SamplingParams, priority: int
     ) -> Completion:
         self._check_alive()
-        reply = self._reply_to(token_ids, sampling)
+        reply = iter(self._reply(token_ids, sampling))
+        stop_text = StopText(self._decode, sampling.stop)
         aborted = self._running[request_id] = asyncio.Event()
         self._prompt_tokens += len(token_ids)
         out: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
-        reason = FinishReason.STOP
+        reason: FinishReason | None = None
         try:
-            for token in reply:
-                await asyncio.sleep(self._token_s)
+            latency = Latency(self._settings, token_ids, sampling)
+            await asyncio.sleep(latency.first_token_s(len(self._running) - 1))
+            while reason is None:
+                token_s = latency.token_s(len(self._running) - 1)
+                at_once = max(1, int(_SLICE_S / token_s)) if token_s else 1
+                some = list(islice(reply, at_once))
+                await asyncio.sleep(token_s * len(some))
                 self._check_alive()
-                if aborted.is_set() or len(out) == sampling.max_tokens:
-                    reason = FinishReason.ABORT if aborted.is_set() else FinishReason.LENGTH
-                    break
-                logprobs.append(scripted_logprob((out or token_ids)[-1], token, self.weight_version))
-                versions.append(self.weight_version)
-                out.append(token)
-                self._generated_tokens += 1
-                if token in sampling.stop_token_ids:
-                    break
+                if not some:
+                    reason = FinishReason.STOP
+                for token in some:
+                    if aborted.is_set() or len(out) == sampling.max_tokens:
+                        reason = FinishReason.ABORT if aborted.is_set() else FinishReason.LENGTH
+                        break
+                    logprobs.append(scripted_logprob((out or token_ids)[-1], token, self.weight_version))
+                    versions.append(self.weight_version)
+                    out.append(token)
+                    self._generated_tokens += 1
+                    if token in sampling.stop_token_ids or stop_text.ends(out):
+                        reason = FinishReason.STOP
+                        break
         finally:
             del self._running[request_id]
         return Completion(out, logprobs, reason, spans_of(versions))
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        if self._text is None:
+            raise InferenceError("a scripted engine finds no stop strings without a model's tokenizer (model.path)")
+        return self._text.decode(token_ids)
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._running:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from prorl_hpc.inference.stop_text import StopText
 from prorl_hpc.inference.version_spans import spans_of
 from prorl_hpc.messages.inference import Completion, FinishReason
 from prorl_hpc.messages.rollout import SamplingParams
@@ -32,6 +33,7 @@ class Request:
     random: torch.Generator
     stop_ids: frozenset[int]
     max_tokens: int
+    stop_text: StopText
     result: Future[Completion] = field(default_factory=uncancellable)
     ended: bool = False
     out: list[int] = field(default_factory=list)
@@ -43,7 +45,7 @@ class Request:
         self.out.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        if token in self.stop_ids:
+        if token in self.stop_ids or self.stop_text.ends(self.out):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.out) >= self.max_tokens else None
 

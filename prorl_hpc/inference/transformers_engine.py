@@ -20,7 +20,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, __version__
 
 from prorl_hpc.config.schema import EngineConfig
+from prorl_hpc.inference.model_identity import ModelIdentity, identify_model
 from prorl_hpc.inference.protocol import EngineLoad, ServerDown
+from prorl_hpc.inference.stop_text import StopText
 from prorl_hpc.inference.transformers_batch import Cohort, Request, sample, uncancellable
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, FinishReason, WeightUpdate
@@ -50,10 +52,16 @@ class TransformersEngine:
         self._waiting: list[Request] = []
         self._cohorts: list[Cohort] = []
         self._broken: Future[str] = uncancellable()
+        self._model_identity = ModelIdentity()
         self._counts = [0, 0]
         self.weight_version = 0
 
+    @property
+    def model(self) -> ModelIdentity:
+        return self._model_identity
+
     async def start(self, progress: Callable[[str], None]) -> None:
+        self._model_identity = identify_model(self._path)
         progress(f"transformers: loading {self._path.name} on {self._device}")
         self._thread.start()
         await self._in_thread(self._load_model)
@@ -65,7 +73,8 @@ class TransformersEngine:
         dtype = auto if self._config.dtype == "auto" else self._config.dtype
         model = AutoModelForCausalLM.from_pretrained(self._path, dtype=getattr(torch, dtype), local_files_only=True)
         self._model = model.eval().to(self._device)
-        ends = [AutoTokenizer.from_pretrained(self._path, local_files_only=True).eos_token_id]
+        self._tokenizer = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
+        ends = [self._tokenizer.eos_token_id]
         listed = model.generation_config.eos_token_id
         ends += listed if isinstance(listed, list) else [listed]
         self._end_ids = frozenset(end for end in ends if end is not None)
@@ -173,7 +182,8 @@ class TransformersEngine:
             random.manual_seed(sampling.seed)
         stops = self._end_ids | frozenset(sampling.stop_token_ids)
         limit = min(sampling.max_tokens, self._max_context_tokens - len(token_ids))
-        request = Request(list(token_ids), sampling, priority, random, stops, limit)
+        stop_text = StopText(self._decode, sampling.stop)
+        request = Request(list(token_ids), sampling, priority, random, stops, limit, stop_text)
         self._requests[request_id] = request
         self._counts[0] += len(token_ids)
         self._work.put(lambda: self._waiting.append(request))
@@ -182,6 +192,10 @@ class TransformersEngine:
         finally:
             request.ended = True
             del self._requests[request_id]
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
     def _check_prompt(self, token_ids: Sequence[int]) -> None:
         vocabulary = self._model.config.get_text_config().vocab_size

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import msgspec
 
+from prorl_hpc.inference.model_identity import ModelIdentity, identify_model
 from prorl_hpc.inference.protocol import EngineLoad, ServerDown
+from prorl_hpc.inference.vllm_http import VllmHttp
 from prorl_hpc.inference.vllm_process import VllmProcess
-from prorl_hpc.inference.vllm_settings import MODEL_NAME, check_weight_plugin, vllm_version
-from prorl_hpc.inference.vllm_wire import completion_of, prompt_logprobs_of, read_counters, refusal
+from prorl_hpc.inference.vllm_settings import check_weight_plugin, vllm_version
+from prorl_hpc.inference.vllm_wire import completion_of, generate_body, prompt_logprobs_of, sampling_params
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
@@ -25,7 +28,6 @@ from prorl_hpc.messages.rollout import SamplingParams
 log = logging.getLogger(__name__)
 
 _ABORT_RETRY_S = 0.2
-_METRICS_TIMEOUT_S = 30.0
 _MAX_BACKOFF_S = 30.0
 
 
@@ -40,10 +42,13 @@ class VllmEngine:
         self._max_context_tokens = max_context_tokens
         self._restarts_left = restarts
         self._process = make_process()
-        self._session: aiohttp.ClientSession | None = None
+        self._http: VllmHttp | None = None
+        self._model = ModelIdentity()
+        self._answered_at = 0.0
         self._supervisor: asyncio.Task[None] | None = None
         self._serving = asyncio.Event()
         self._trouble = "it was not started"
+        self._restart_progress = ""
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._requests: dict[str, asyncio.Event] = {}
         self._weight_version = 0
@@ -55,6 +60,10 @@ class VllmEngine:
     @property
     def description(self) -> str:
         return f"vllm {vllm_version()}"
+
+    @property
+    def model(self) -> ModelIdentity:
+        return self._model
 
     @property
     def weight_version(self) -> int:
@@ -71,13 +80,26 @@ class VllmEngine:
         self._supervisor = asyncio.create_task(self._supervise(), name=f"supervise {self._name}")
 
     async def _start_process(self, progress: Callable[[str], None]) -> None:
+        self._check_model()
         await self._process.start(progress)
-        connector = aiohttp.UnixConnector(path=str(self._process.settings.socket), limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        self._http = VllmHttp(self._process.settings.socket, self._name, self._process.obituary)
+        self._answered_at = time.monotonic()
         await self._post("/init_weight_transfer_engine", {"init_info": {}})
         await self._post("/update_weight_version", {"new_version": "0"})
         self._weight_version = 0
         self._serving.set()
+
+    def _check_model(self) -> None:
+        """A directory that has become another model's would be served under the old one's name."""
+        path = self._process.settings.model_path
+        found = identify_model(path)
+        if self._model.fingerprint not in ("", found.fingerprint):
+            raise InferenceError(
+                f"{self._name}: {path} holds another model or vocabulary than when this server first started "
+                f"({found.fingerprint or 'none'}, vocabulary {found.vocab_size}; it was {self._model.fingerprint}, "
+                f"{self._model.vocab_size}): start a run of its own for it"
+            )
+        self._model = found
 
     async def _supervise(self) -> None:
         backoff_s = 1.0
@@ -108,17 +130,22 @@ class VllmEngine:
         log.warning("%s: starting the vLLM server again; %d more restarts remain", self._name, self._restarts_left)
         self._process = self._make_process()
         try:
-            await self._start_process(lambda text: log.debug("%s: %s", self._name, text))
+            await self._start_process(self._note_restart)
         except InferenceError as error:
             self._trouble = str(error)
             log.error("%s: %s", self._name, error)
             await self._end_process()
 
+    def _note_restart(self, progress: str) -> None:
+        """Heartbeats tell it, since a server that is started again answers nobody else."""
+        self._restart_progress = progress
+
     async def _end_process(self) -> None:
         self._tokens_before_restart = (self._load.prompt_tokens, self._load.generated_tokens)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._restart_progress = ""
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
         await self._process.stop()
 
     async def generate(
@@ -130,36 +157,21 @@ class VllmEngine:
                 f"{self._name}: the prompt has {len(token_ids)} tokens, model.max_context_tokens is "
                 f"{self._max_context_tokens} and a turn needs at least one more"
             )
-        params = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "max_tokens": min(sampling.max_tokens, room),
-            "seed": sampling.seed,
-            "stop_token_ids": sampling.stop_token_ids,
-            "logprobs": 0,
-            "detokenize": False,
-        }
+        params = sampling_params(sampling, min(sampling.max_tokens, room))
         done = self._requests[request_id] = asyncio.Event()
         try:
-            answer = await self._post_generate(request_id, token_ids, params, priority)
-            return completion_of(answer, self._name)
+            return completion_of(await self._post_generate(request_id, token_ids, params, priority), self._name)
         finally:
             done.set()
             del self._requests[request_id]
 
     async def _post_generate(
         self, request_id: str, token_ids: Sequence[int], params: dict[str, Any], priority: int
-    ) -> Any:
-        body = {
-            "model": MODEL_NAME,
-            "request_id": request_id,
-            "token_ids": list(token_ids),
-            "sampling_params": params,
-            "priority": priority,
-            # Blocks of older weights never match: vLLM cannot drop those that running requests hold.
-            "cache_salt": f"weights-{self._cache_generation}",
-        }
-        return await self._post("/inference/v1/generate", body)
+    ) -> bytes:
+        # Blocks of older weights never match: vLLM cannot drop those that running requests hold.
+        salt = f"weights-{self._cache_generation}"
+        body = generate_body(request_id, token_ids, params, priority, salt)
+        return await self._open_http().post("/inference/v1/generate", body)
 
     async def abort(self, request_id: str) -> None:
         # An abort that overtakes its request does nothing in vLLM: repeat it until the request has ended.
@@ -212,13 +224,7 @@ class VllmEngine:
 
     async def load(self) -> EngineLoad:
         """From the server's own metrics; InferenceError while it does not serve."""
-        session = self._open_session()
-        try:
-            timeout = aiohttp.ClientTimeout(total=_METRICS_TIMEOUT_S)
-            async with session.get("http://vllm/metrics", timeout=timeout) as response:
-                counters = read_counters(await response.text())
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise ServerDown(f"{self._name}: the vLLM server does not answer /metrics: {error!r}") from error
+        counters = await self._counters()
         prompt_before, generated_before = self._tokens_before_restart
         self._load = EngineLoad(
             running=counters["vllm:num_requests_running"],
@@ -240,19 +246,25 @@ class VllmEngine:
         self._trouble = "it was stopped"
         await self._end_process()
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise ServerDown(f"{self._name}: the vLLM server is not serving: {self._trouble}")
-        return self._session
-
-    async def _post(self, route: str, body: Any = None) -> Any:
-        """POST and return the JSON answer; InferenceError says what the server said, or its last words."""
-        session = self._open_session()
+    async def _counters(self) -> dict[str, int]:
+        """One that has not told for as long as a start may take is hung: it is killed, and started again."""
+        http = self._open_http()
         try:
-            async with session.post(f"http://vllm{route}", json=body) as response:
-                if response.status != 200:
-                    raise refusal(self._name, route, response.status, await response.text())
-                return await response.json(content_type=None) if response.content_length != 0 else None
-        except (aiohttp.ClientError, ValueError) as error:  # ValueError: not JSON
-            words = self._process.obituary("broke off")
-            raise ServerDown(f"{self._name}: {route}: {error!r}: {words}") from error
+            counters = await http.counters()
+        except ServerDown:
+            silent_s, limit_s = time.monotonic() - self._answered_at, self._process.settings.engine.start_timeout_s
+            if silent_s > limit_s:
+                log.error("%s: the vLLM server has not answered for %.0f s: killing it", self._name, silent_s)
+                self._process.kill()
+            raise
+        self._answered_at = time.monotonic()
+        return counters
+
+    def _open_http(self) -> VllmHttp:
+        if self._http is None:
+            again = f" (it is being started again: {self._restart_progress})" if self._restart_progress else ""
+            raise ServerDown(f"{self._name}: the vLLM server is not serving{again}: {self._trouble}")
+        return self._http
+
+    async def _post(self, route: str, body: Any = None) -> bytes:
+        return await self._open_http().post(route, msgspec.json.encode(body) if body is not None else b"")

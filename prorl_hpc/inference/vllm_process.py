@@ -1,6 +1,7 @@
 """One ``vllm serve`` process: started, watched until it answers, ended with proof.
 
-It leads its own process group, so that ending it reaches vLLM's own children too.
+It leads its own process group, and its environment carries a mark, so that ending it reaches vLLM's own children too,
+those in other sessions as well.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import secrets
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import aiohttp
 
+from prorl_hpc.inference.server_kin import MARK, kill_marked
 from prorl_hpc.inference.vllm_settings import VllmSettings
 from prorl_hpc.messages.errors import InferenceError
 
@@ -61,6 +64,7 @@ class VllmProcess:
         self.settings = settings
         self.log = log
         self._process: asyncio.subprocess.Process | None = None
+        self._mark = secrets.token_hex(8)
 
     @property
     def pid(self) -> int:
@@ -76,7 +80,7 @@ class VllmProcess:
             log_offset = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *self.settings.command(),
-                env=self.settings.environment(),
+                env={**self.settings.environment(), MARK: self._mark},
                 stdin=asyncio.subprocess.PIPE,  # held open: its end is how the launcher knows that we are gone
                 stdout=log,
                 stderr=log,
@@ -132,8 +136,14 @@ class VllmProcess:
         assert self._process is not None, "started"
         return await self._process.wait()
 
+    def kill(self) -> None:
+        """At once, with all that it has started; ``wait`` returns then."""
+        if self._process is not None and group_alive(self._process.pid):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL, to the whole group; returns when the group is gone. Idempotent."""
+        """SIGTERM, then SIGKILL, to the whole group, and SIGKILL to what has left it; returns when all are gone, else
+        raises InferenceError that names them. Idempotent."""
         if self._process is None:
             return
         pgid = self._process.pid
@@ -148,3 +158,13 @@ class VllmProcess:
         if group_alive(pgid):
             raise InferenceError(f"processes of the vLLM server's group {pgid} are still there after SIGKILL")
         await self._process.wait()
+        await self._end_kin()
+
+    async def _end_kin(self) -> None:
+        """Looking takes a while on a node with many processes, so not in the event loop."""
+        deadline = time.monotonic() + _KILL_GRACE_S
+        while left := await asyncio.to_thread(kill_marked, self._mark):
+            if time.monotonic() > deadline:
+                pids = ", ".join(str(process.pid) for process in left)
+                raise InferenceError(f"processes of the vLLM server are still there after SIGKILL: {pids}")
+            await asyncio.sleep(_POLL_GROUP_S)

@@ -11,13 +11,15 @@ from typing import Any
 
 import msgspec
 
-from prorl_hpc.inference.protocol import ServerDown
+from prorl_hpc.inference.protocol import BadAnswer, ServerDown
+from prorl_hpc.inference.vllm_settings import MODEL_NAME
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan
 from prorl_hpc.messages.rollout import SamplingParams
 
 _REQUESTS_FAULT = (400, 413, 422)
 _SHOWN_CHARACTERS = 2000
+_SHOWN_BYTES = 120
 _ID_PREFIX = "token_id:"
 
 
@@ -61,6 +63,14 @@ class _Generated(msgspec.Struct):
     usage: _Usage = msgspec.field(default_factory=_Usage)
 
 
+class _PromptLogprob(msgspec.Struct):
+    logprob: float
+
+
+class _Scored(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _PromptLogprob] | None]
+
+
 class _TextLogprobs(msgspec.Struct):
     """``tokens`` are ``token_id:N`` where return_tokens_as_token_ids is obeyed."""
 
@@ -80,6 +90,11 @@ class _Completed(msgspec.Struct):
     usage: _Usage | None = None
 
 
+_encoder = msgspec.json.Encoder()
+_generated = msgspec.json.Decoder(_Generated)
+_completed = msgspec.json.Decoder(_Completed)
+_scored = msgspec.json.Decoder(_Scored)
+
 _COUNTERS = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -94,14 +109,53 @@ def refusal(server: str, route: str, status: int, text: str) -> InferenceError:
     return kind(f"{server} answers {status} to {route}: {text[:_SHOWN_CHARACTERS]}")
 
 
-def completion_of(answer: Any, server: str) -> Completion:
+def generate_body(
+    request_id: str, token_ids: Sequence[int], params: dict[str, Any], priority: int, cache_salt: str
+) -> bytes:
+    """What /inference/v1/generate is asked."""
+    return _encoder.encode(
+        {
+            "model": MODEL_NAME,
+            "request_id": request_id,
+            "token_ids": token_ids,
+            "sampling_params": params,
+            "priority": priority,
+            "cache_salt": cache_salt,
+        }
+    )
+
+
+def sampling_params(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
+    """vLLM's, for a turn that returns ids and their logprobs."""
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": max_tokens,
+        "seed": sampling.seed,
+        "stop_token_ids": sampling.stop_token_ids,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    return params | _stop_strings(sampling)
+
+
+def _stop_strings(sampling: SamplingParams) -> dict[str, Any]:
+    """vLLM looks for them in the text that it makes of the ids; it returns all ids up to there."""
+    if not sampling.stop:
+        return {}
+    return {"stop": sampling.stop, "detokenize": True, "skip_special_tokens": False}
+
+
+def completion_of(answer: bytes, server: str) -> Completion:
     """The one choice of a /inference/v1/generate answer."""
     try:
-        generated = msgspec.convert(answer, _Generated)
+        generated = _generated.decode(answer)
         (choice,) = generated.choices
-    except (msgspec.ValidationError, ValueError) as error:
-        raise InferenceError(
+        versions = [VersionSpan(int(s.version), s.start, s.end) for s in choice.weight_versions if s.end > s.start]
+    except (msgspec.DecodeError, ValueError) as error:
+        raise BadAnswer(
             f"{server} answers without what training needs (token ids, a logprob for each, weight versions): {error}"
+            f"{_shown(answer)}"
         ) from error
     logprobs = choice.logprobs.content
     if [entry.token_id for entry in logprobs] != choice.token_ids:
@@ -110,16 +164,24 @@ def completion_of(answer: Any, server: str) -> Completion:
         token_ids=choice.token_ids,
         logprobs=[entry.logprob for entry in logprobs],
         finish_reason=choice.finish_reason,
-        versions=[VersionSpan(int(s.version), s.start, s.end) for s in choice.weight_versions if s.end > s.start],
+        versions=versions,
         cached_prompt_tokens=generated.usage.cached_tokens,
     )
 
 
-def completions_body(model: str, token_ids: Sequence[int], sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
+def _shown(answer: bytes) -> str:
+    """The beginning of an answer that does not decode, for people."""
+    return f"; it begins {answer[:_SHOWN_BYTES]!r}" if answer else "; it is empty"
+
+
+def completions_body(
+    model: str, token_ids: Sequence[int], sampling: SamplingParams, max_tokens: int, request_id: str
+) -> bytes:
     """What /v1/completions is asked. Its answer belongs to ``completion_of_completions``."""
-    body = {
+    body: dict[str, Any] = {
         "model": model,
-        "prompt": list(token_ids),
+        "prompt": token_ids,
+        "request_id": request_id,
         "max_tokens": max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -134,20 +196,25 @@ def completions_body(model: str, token_ids: Sequence[int], sampling: SamplingPar
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }
-    return body if sampling.seed is None else body | {"seed": sampling.seed}
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    if sampling.stop:
+        body |= {"stop": sampling.stop, "skip_special_tokens": False}
+    return _encoder.encode(body)
 
 
 def completion_of_completions(answer: bytes, prompt: Sequence[int], weight_version: int, server: str) -> Completion:
     """The one choice of a /v1/completions answer, whose tokens are all marked with ``weight_version``."""
     try:
-        completed = msgspec.json.decode(answer, type=_Completed)
+        completed = _completed.decode(answer)
         (choice,) = completed.choices
     except (msgspec.DecodeError, ValueError) as error:
-        raise InferenceError(
+        raise BadAnswer(
             f"{server} answers /v1/completions without what training needs (token ids and a logprob for each): {error}"
+            f"{_shown(answer)}"
         ) from error
     if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt):
-        raise InferenceError(f"{server} has read another prompt than the {len(prompt)} token ids that it was given")
+        raise BadAnswer(f"{server} has read another prompt than the {len(prompt)} token ids that it was given")
     ids, logprobs = _ids_of(choice, server), choice.logprobs.token_logprobs
     if len(ids) != len(logprobs):
         raise _do_not_belong(server, ids, len(logprobs))
@@ -163,7 +230,7 @@ def _ids_of(choice: _TextChoice, server: str) -> list[int]:
     named_ids = [int(name) for name in named if name.isdecimal()]
     if choice.token_ids is None:
         if len(named_ids) != len(tokens):
-            raise InferenceError(
+            raise BadAnswer(
                 f"{server} answers /v1/completions with text and without token ids: training needs a server that obeys "
                 "return_token_ids (vLLM 0.10.2 or newer, with no proxy that strips them)"
             )
@@ -173,19 +240,21 @@ def _ids_of(choice: _TextChoice, server: str) -> list[int]:
     return choice.token_ids
 
 
-def _do_not_belong(server: str, ids: Sequence[int], logprobs: int) -> InferenceError:
-    return InferenceError(f"{server} returned {len(ids)} token ids and {logprobs} logprobs that do not belong to them")
+def _do_not_belong(server: str, ids: Sequence[int], logprobs: int) -> BadAnswer:
+    return BadAnswer(f"{server} returned {len(ids)} token ids and {logprobs} logprobs that do not belong to them")
 
 
-def prompt_logprobs_of(answer: Any, token_ids: Sequence[int], server: str) -> list[float]:
+def prompt_logprobs_of(answer: bytes, token_ids: Sequence[int], server: str) -> list[float]:
     """Logprobs of tokens 1..n-1 from ``prompt_logprobs``, a list of {id: {"logprob": …}} whose first is None."""
-    entries = answer.get("prompt_logprobs")
-    if not isinstance(entries, list) or len(entries) != len(token_ids):
-        raise InferenceError(f"{server} returned no logprobs for a prompt of {len(token_ids)} tokens")
     try:
-        return [float(entry[str(token)]["logprob"]) for entry, token in zip(entries[1:], token_ids[1:], strict=True)]
-    except (KeyError, TypeError) as error:
-        raise InferenceError(f"{server} left a prompt token out of its logprobs: {error!r}") from error
+        entries = _scored.decode(answer).prompt_logprobs
+        if len(entries) != len(token_ids):
+            raise BadAnswer(f"{server} returned {len(entries)} logprobs for a prompt of {len(token_ids)} tokens")
+        return [(entry or {})[str(token)].logprob for entry, token in zip(entries[1:], token_ids[1:], strict=True)]
+    except msgspec.DecodeError as error:
+        raise BadAnswer(f"{server} returned no logprobs of a prompt: {error}{_shown(answer)}") from error
+    except KeyError as error:
+        raise BadAnswer(f"{server} left a prompt token out of its logprobs: {error!r}") from error
 
 
 def read_counters(metrics: str) -> dict[str, int]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from vllm_bench import Bench
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "slurm"))  # fakes.container
 
@@ -29,3 +33,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
     make_tiny_model(path)
     return path
+
+
+@pytest.fixture
+async def bench(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    """Makes vLLM engines around fake servers."""
+    from vllm_bench import Bench
+
+    monkeypatch.setattr("prorl_hpc.inference.vllm_engine.check_weight_plugin", lambda: None)
+    monkeypatch.setattr("prorl_hpc.inference.vllm_settings.vllm_version", lambda: "0+cpu")
+    made = Bench(socket_dir)
+    yield made
+    for process in made.processes:
+        await process.stop()

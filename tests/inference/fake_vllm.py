@@ -1,10 +1,12 @@
 """A server that speaks as much of vLLM as the engine needs, and misbehaves on demand.
 
-    python fake_vllm.py SOCKET [MODE…]      modes: die, hang, die-later, no-logprobs, no-ids, fail-update
+    python fake_vllm.py SOCKET [MODE…]      modes: die, hang, no-logprobs, no-ids, fail-update, strays
+                                            (a child in a session of its own). A prompt that begins with 900 + i is
+                                            answered with GARBAGE[i].
 
 Started as vLLM would be (own process group, standard input held by its parent). ``GET /calls`` lists the routes
 that were posted to. ``serve_outside`` serves the OpenAI-compatible routes from within a test; its modes: no-ids,
-no-logprobs, other-logprobs, other-prompt, two-models, silent, broken, key, busy, endless.
+no-logprobs, other-logprobs, other-prompt, two-models, silent, broken, key, busy, endless, and those of GARBAGE.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,33 @@ from prorl_hpc.inference.vllm_launcher import die_with_parent
 
 CALLS: list[str] = []
 VERSION = "default"
+
+
+GARBAGE = ("html", "empty", "null", "nan", "positive", "big-ids", "words", "endless-answer")
+"""Ways to answer 200 with what training may not have."""
+
+
+def garbage(modes: Sequence[str], choice: dict[str, Any]) -> web.Response | None:
+    """An answer that is none; or None, after ``choice`` (of either route) may have been spoilt."""
+    bodies = {"html": b"<html><body>502 Bad Gateway</body></html>", "empty": b"", "null": b"null"}
+    bodies["endless-answer"] = b" " * (300 << 20)
+    for mode in modes:
+        if mode in bodies:
+            return web.Response(body=bodies[mode])
+    logprobs, ids = choice["logprobs"], choice["token_ids"]
+    values = {"nan": float("nan"), "positive": 0.25}
+    for mode in set(modes) & set(values):
+        if "content" in logprobs:
+            logprobs["content"][-1]["logprob"] = values[mode]
+        else:
+            logprobs["token_logprobs"][-1] = values[mode]
+    if "big-ids" in modes or "words" in modes:
+        ids[-1] = 10**6 if "big-ids" in modes else "word"
+        if "content" in logprobs:
+            logprobs["content"][-1]["token_id"] = ids[-1]
+        else:
+            logprobs["tokens"][-1] = f"token_id:{ids[-1]}"
+    return None
 
 
 async def health(request: web.Request) -> web.Response:
@@ -59,6 +88,9 @@ async def generate(request: web.Request) -> web.Response:
         "finish_reason": "stop",
         "weight_versions": [{"version": VERSION, "start": 0, "end": 2}],
     }
+    wanted = GARBAGE[body["token_ids"][0] - 900 :][:1] if body["token_ids"][0] >= 900 else ()
+    if (spoilt := garbage(wanted, choice)) is not None:
+        return spoilt
     return web.json_response({"choices": [choice], "usage": {"prompt_tokens_details": {"cached_tokens": 1}}})
 
 
@@ -131,9 +163,9 @@ class OutsideFake:
                 await asyncio.sleep(0.001)
         finally:
             self.in_flight.discard(body["request_id"])
-        return web.json_response(self._answer(body))
+        return self._answer(body)
 
-    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, body: dict[str, Any]) -> web.Response:
         word = f"{body['prompt']} {body.get('seed')}"
         ids = [zlib.crc32(f"{word} {i}".encode()) % 256 for i in range(body["max_tokens"])]
         logprobs = [-0.5] * (len(ids) + ("other-logprobs" in self._modes))
@@ -151,7 +183,10 @@ class OutsideFake:
         }
         if "no-logprobs" in self._modes:
             choice["logprobs"] = None
-        return {"id": "x", "object": "text_completion", "model": body["model"], "choices": [choice]}
+        if (spoilt := garbage(self._modes, choice)) is not None:
+            return spoilt
+        answer = {"id": "x", "object": "text_completion", "model": body["model"], "choices": [choice]}
+        return web.json_response(answer)
 
 
 @asynccontextmanager
@@ -172,7 +207,10 @@ async def main(path: Path, modes: list[str]) -> None:
         await asyncio.sleep(3600)
     child = subprocess.Popen(["sleep", "3600"])  # an engine process of vLLM's own
     Path(f"{path}.child").write_text(str(child.pid))
-    app = web.Application()
+    if "strays" in modes:
+        stray = subprocess.Popen(["sleep", "3600"], start_new_session=True)  # a worker that left the group
+        Path(f"{path}.stray").write_text(str(stray.pid))
+    app = web.Application(client_max_size=64 << 20)
     app["modes"] = modes
     app.add_routes([web.get("/health", health), web.get("/metrics", metrics), web.get("/calls", calls)])
     app.add_routes([web.post("/inference/v1/generate", generate), web.post("/{route:.*}", anything)])

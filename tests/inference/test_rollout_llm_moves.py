@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from agent_site import ENDLESS, Site, endless, open_site
-from fake_vllm import OutsideFake, serve_outside
+from fake_vllm import GARBAGE, OutsideFake, serve_outside
+from msgspec.structs import replace
 from waiting import until
 
 from prorl_hpc.inference.client import LLMClient
@@ -321,12 +322,16 @@ async def test_an_outside_server_that_does_not_serve_is_left(bench: Bench, mode:
     assert (await task).token_ids == [7]
 
 
-@pytest.mark.parametrize("mode", ["no-ids", "no-logprobs", "other-logprobs", "other-prompt"])
-async def test_an_outside_server_that_leaves_out_what_training_needs_fails_at_once(bench: Bench, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["no-ids", "no-logprobs", "other-logprobs", "other-prompt", *GARBAGE])
+async def test_an_outside_server_that_answers_garbage_is_left_and_none_of_it_is_kept(bench: Bench, mode: str) -> None:
+    server = await bench.server("a", counting(7))
     _, ref = await bench.outside(mode)
-    with pytest.raises(InferenceError, match="token ids"):
-        await bench.rollout(ref).generate([1], SHORT)
-    assert bench.troubles == []
+    llm = bench.rollout(replace(ref, vocab_size=1000))
+    task = start(llm, sampling=SHORT)
+    await bench.told(1)
+    assert bench.troubles[0][0] == "outside" and "LLM server outside at unix:" in bench.troubles[0][1]
+    llm.move(server.ref)
+    assert (await task).token_ids == [7]
 
 
 async def test_a_busy_outside_server_is_waited_for(bench: Bench) -> None:

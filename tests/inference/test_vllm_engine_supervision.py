@@ -7,63 +7,21 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
+from vllm_bench import FAKE, Bench
 from waiting import until
 
 from prorl_hpc.config.schema import EngineConfig
 from prorl_hpc.inference.protocol import ServerDown
 from prorl_hpc.inference.vllm_engine import VllmEngine
-from prorl_hpc.inference.vllm_process import VllmProcess, group_alive
+from prorl_hpc.inference.vllm_process import group_alive
 from prorl_hpc.inference.vllm_settings import VllmSettings
 from prorl_hpc.messages.errors import ConfigError, InferenceError
 from prorl_hpc.messages.inference import FinishReason, VersionSpan, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
-
-FAKE = Path(__file__).with_name("fake_vllm.py")
-
-
-class FakeSettings(VllmSettings):
-    modes: tuple[str, ...] = ()
-
-    def command(self) -> list[str]:
-        return [sys.executable, str(FAKE), str(self.socket), *self.modes]
-
-
-class Bench:
-    """Makes engines around fake servers, and knows the processes of each start."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.modes: list[tuple[str, ...]] = []
-        self.processes: list[VllmProcess] = []
-
-    def engine(self, *modes_of_starts: tuple[str, ...], restarts: int = 0, start_timeout_s: float = 60) -> VllmEngine:
-        self.modes = list(modes_of_starts) or [()]
-        config = EngineConfig(start_timeout_s=start_timeout_s)
-
-        def make() -> VllmProcess:
-            d = self.directory
-            settings = FakeSettings(config, d, 64, d / "v.sock", d / "cache", [])
-            modes = self.modes.pop(0) if len(self.modes) > 1 else self.modes[0]
-            object.__setattr__(settings, "modes", modes)
-            self.processes.append(VllmProcess(settings, d / "vllm.log"))
-            return self.processes[-1]
-
-        return VllmEngine(make, "inference-0", 64, restarts)
-
-
-@pytest.fixture
-async def bench(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    monkeypatch.setattr("prorl_hpc.inference.vllm_engine.check_weight_plugin", lambda: None)
-    monkeypatch.setattr("prorl_hpc.inference.vllm_settings.vllm_version", lambda: "0+cpu")
-    made = Bench(socket_dir)
-    yield made
-    for process in made.processes:
-        await process.stop()
 
 
 async def ask(engine: VllmEngine, first: int = 1) -> object:

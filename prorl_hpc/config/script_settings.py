@@ -1,0 +1,63 @@
+"""``engine.script``: what a scripted engine answers and how long it takes, for runs without a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from prorl_hpc.config.schema import ProrlConfig
+
+
+@dataclass(frozen=True)
+class ScriptSettings:
+    """Time to the first token: ``first_token_s`` + ``first_token_s_per_1k`` for each 1,000 prompt tokens +
+    ``first_token_s_per_request`` for each other request in the engine. Each further token: ``token_s`` +
+    ``token_s_per_request`` for each other request. Both times are drawn around that with a relative spread of ``jitter``
+    (the sigma of a log-normal), the same for the same ``seed``, prompt and sampling seed."""
+
+    replay: str = ""
+    """JSONL of {"prompt": ids or text, "reply": ids or text}; empty: pseudo-random replies."""
+    seed: int = 0
+    reply_min_tokens: int = 1
+    reply_max_tokens: int = 0
+    """Length of pseudo-random replies, equally likely between these; 0: what is asked for at most."""
+    first_token_s: float = 0.0
+    first_token_s_per_1k: float = 0.0
+    first_token_s_per_request: float = 0.0
+    token_s: float = 0.0
+    token_s_per_request: float = 0.0
+    jitter: float = 0.0
+
+
+def script_settings(script: Mapping[str, Any]) -> ScriptSettings:
+    """ValueError with all that is wrong."""
+    if wrong := list(_errors(script)):
+        raise ValueError("; ".join(wrong))
+    return ScriptSettings(**script)
+
+
+def script_errors(config: ProrlConfig) -> Iterator[str]:
+    """Each as one sentence that names the setting, what was given and what is allowed."""
+    if config.engine.script and config.engine.kind != "scripted":
+        yield f"engine.script is given, but engine.kind={config.engine.kind}: it is for engine.kind=scripted alone"
+    yield from _errors(config.engine.script)
+
+
+def _errors(script: Mapping[str, Any]) -> Iterator[str]:
+    known = {field.name: field.default for field in fields(ScriptSettings)}
+    for name, value in script.items():
+        told = f"engine.script.{name}={value}"
+        if name not in known:
+            yield f"{told}: there is no such setting; known are {', '.join(known)}"
+        elif isinstance(known[name], str):
+            if not isinstance(value, str):
+                yield f"{told}: must be the path of a JSONL file"
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            yield f"{told}: must be a number, 0 or more"
+        elif isinstance(known[name], int) and not isinstance(value, int):
+            yield f"{told}: must be a whole number"
+    least, most = script.get("reply_min_tokens", 1), script.get("reply_max_tokens", 0)
+    if isinstance(least, int) and isinstance(most, int) and 0 < most < least:
+        yield f"engine.script.reply_min_tokens={least} is more than engine.script.reply_max_tokens={most}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 
 import psutil
@@ -32,11 +33,12 @@ def cpu_seconds(pid: int) -> float:
 def measure(quick: bool, say: Say) -> list[Figure]:
     # only the stub's module runs, so that no engine needs to be installed
     engine = EngineConfig(kind="scripted")
-    with (
-        scratch_directory() as directory,
-        InferenceBed.open(write_chat_model(directory), engine, 2 * PROMPT_TOKENS, say, agent="bench.stub_agent") as bed,
-    ):
-        return [asyncio.run(_measure(bed, 50 if quick else 500, say))]
+    with scratch_directory() as directory:
+        model = write_chat_model(directory)
+        # the agent checks that ids are of the vocabulary
+        (model / "config.json").write_text(json.dumps({"vocab_size": _VOCABULARY}))
+        with InferenceBed.open(model, engine, 2 * PROMPT_TOKENS, say, agent="bench.stub_agent") as bed:
+            return [asyncio.run(_measure(bed, 50 if quick else 500, say))]
 
 
 async def _measure(bed: InferenceBed, requests: int, say: Say) -> Figure:

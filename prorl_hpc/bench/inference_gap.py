@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,17 +55,30 @@ def figures(steps: Sequence[dict[str, Any]]) -> list[Figure]:
 def measure(quick: bool, say: Say) -> list[Figure]:
     """RunError if the run fails, ConfigError without vLLM."""
     resolve_engine("vllm")
+    steps = 2 if quick else 8
     with scratch_directory() as directory, Processes(directory) as processes:
         root = directory / "runs"
-        places = (f"run.root={root}", f"run.runtime_root={directory}", f"trainer.steps={2 if quick else 8}")
+        places = (f"run.root={root}", f"run.runtime_root={directory}", f"trainer.steps={steps}")
         processes.start(_LAUNCH, [sys.executable, "-m", "prorl_hpc", "launch", *_SETTINGS, *places])
-        say("a run of its own; each step takes some ten seconds")
-        code = processes.wait(_LAUNCH, _LIMIT_S)
-        if code != 0:
-            raise RunError(f"the run ended with exit code {code}; its last lines:\n{processes.tail(_LAUNCH)}")
+        say(f"a run of {steps} steps")
+        _wait(processes, root, say)
         return figures(_steps(root))
 
 
+def _wait(processes: Processes, root: Path, say: Say) -> None:
+    """Until the run has ended well."""
+    told, deadline = 0, time.monotonic() + _LIMIT_S
+    while processes.runs(_LAUNCH) and time.monotonic() < deadline:
+        for record in _steps(root)[told:]:
+            told += 1
+            say(f"step {record['step']}: mean difference {record.get('logprob_gap_mean', 'not reported')}")
+        time.sleep(1.0)
+    if (code := processes.wait(_LAUNCH, 1.0)) != 0:
+        raise RunError(f"the run ended with exit code {code}; its last lines:\n{processes.tail(_LAUNCH)}")
+
+
 def _steps(root: Path) -> list[dict[str, Any]]:
-    (run,) = {path.resolve() for path in root.glob("*/*") if (path / "config.yaml").is_file()}
-    return [record for record in MetricsLog(RunDirectory(run).metrics_file).read() if record["kind"] == "step"]
+    """None while there is no run yet."""
+    runs = {path.resolve() for path in root.glob("*/*") if (path / "config.yaml").is_file()}
+    records = [record for run in runs for record in MetricsLog(RunDirectory(run).metrics_file).read()]
+    return [record for record in records if record["kind"] == "step"]

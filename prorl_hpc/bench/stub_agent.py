@@ -1,16 +1,20 @@
-"""``python -m prorl_hpc.bench.stub_agent --run-dir DIR --name NAME``: an inference agent's requests and its vLLM engine,
-with stub_vllm as the engine's server. It serves one bench and says nothing to the coordinator."""
+"""``python -m prorl_hpc.bench.stub_agent --run-dir DIR --name NAME``: an inference agent with its vLLM engine, whose server
+is stub_vllm: all that a request costs the agent, and nothing of what it costs vLLM."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from prorl_hpc.inference.request_server import RequestServer
+from prorl_hpc.inference.agent import InferenceAgent
+from prorl_hpc.inference.protocol import Engine
 from prorl_hpc.inference.vllm_engine import VllmEngine
 from prorl_hpc.inference.vllm_process import VllmProcess
 from prorl_hpc.inference.vllm_settings import VllmSettings
+from prorl_hpc.messages.control import CoordinatorToInference, ServerRef
 from prorl_hpc.messages.inference import WorkerToInference
-from prorl_hpc.observe.process import Process, process_arguments, run_to_end, stop_event, unless_stopped
+from prorl_hpc.observe.process import Process, process_arguments, run_to_end, stop_event
+from prorl_hpc.transport.agent_line import AgentLine, find_coordinator
 from prorl_hpc.transport.channels import RouterDoor
 from prorl_hpc.transport.keys import RunKeys
 
@@ -25,31 +29,48 @@ class StubSettings(VllmSettings):
         return {**super().environment(), "PYTHONUNBUFFERED": "1"}
 
 
-async def serve(process: Process) -> None:
-    stop = stop_event()
-    config, limit = process.config, process.config.model.max_context_tokens
+def stub_engine(process: Process) -> VllmEngine:
+    config = process.config
     settings = StubSettings(
         engine=config.engine,
-        model_path=process.run.path,
-        max_context_tokens=limit,
+        model_path=Path(config.model.path),
+        max_context_tokens=config.model.max_context_tokens,
         socket=process.runtime_dir / f"{process.name}-vllm.sock",
         cache_dir=process.runtime_dir / f"{process.name}-cache",
         gpus=[],
     )
     log = process.run.process_log(f"{process.name}-vllm")
-    engine = VllmEngine(lambda: VllmProcess(settings, log), process.name, limit, restarts=0)
-    door: RouterDoor[WorkerToInference] = RouterDoor(
-        WorkerToInference, RunKeys.load(process.run.keys), process.runtime_dir / f"{process.name}.sock"
-    )
+    return VllmEngine(lambda: VllmProcess(settings, log), process.name, config.model.max_context_tokens, restarts=0)
+
+
+async def serve(process: Process) -> None:
+    engine = stub_engine(process)
     try:
         await engine.start(lambda detail: None)
-        requests = RequestServer(
-            engine, door, config.engine.max_parallel_requests, config.rollout.lost_after_s, process.name
-        )
-        process.ready({"zmq_ipc": door.ipc})
-        await unless_stopped(requests.serve(), stop)
+        await _work(process, engine)
     finally:
         await engine.stop()
+
+
+async def _work(process: Process, engine: Engine) -> None:
+    keys, config = RunKeys.load(process.run.keys), process.config.rollout
+    door: RouterDoor[WorkerToInference] = RouterDoor(
+        WorkerToInference, keys, process.runtime_dir / f"{process.name}.sock"
+    )
+    line: AgentLine[CoordinatorToInference] = AgentLine(
+        CoordinatorToInference,
+        keys,
+        process.name,
+        lambda: find_coordinator(process),
+        heartbeat_s=config.heartbeat_s,
+        lost_after_s=config.lost_after_s,
+    )
+    try:
+        server = ServerRef(process.name, process.node, door.ipc, "")
+        agent = InferenceAgent(server, process.config, engine, door, line)
+        await agent.run(stop_event(), lambda: process.ready({"zmq_ipc": door.ipc}))
+    finally:
+        line.close()
         door.close()
 
 

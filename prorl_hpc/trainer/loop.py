@@ -183,12 +183,13 @@ class TrainingLoop:
         self._last = {key: value for key, value in record.items() if value is not None}
         self._write(self._last)
         log.info(
-            "step %d/%d: reward %s, %d rollouts, %.1f s",
+            "step %d/%d: reward %s, %d rollouts, %.1f s, |engine - trainer| %s",
             record["step"],
             self.settings.steps,
             f"{record['reward']:.3f}" if "reward" in record else "none",
             record["rollouts"],
             total,
+            f"{record['logprob_gap_mean']:.1e} nats" if "logprob_gap_mean" in record else "unknown, nothing was trained",
         )
 
     # --- the parts ---

@@ -95,7 +95,7 @@ async def test_a_whole_run(tmp_path, tiny_model, monkeypatch, commands):
     for record in steps:
         # On policy, and the fake engine computes in float32 as we do.
         assert record["ratio"] == pytest.approx(1.0, abs=1e-4)
-        assert record["logprob_gap_max"] < 1e-4 and record["probe_gap"] < 1e-4
+        assert 0 < record["logprob_gap_mean"] <= record["logprob_gap_max"] < 1e-4 and record["probe_gap"] < 1e-4
         assert record["clip_fraction"] == 0.0 and record["staleness"] == 0.0
         assert record["weight_version"] == record["step"] + 1
         # By chance all samples of a group may earn the same; such a group is counted and not trained on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -13,6 +14,17 @@ from prorl_hpc.messages.inference import Completion, FinishReason
 from prorl_hpc.messages.rollout import SamplingParams
 from prorl_hpc.messages.trajectory import CUT, Finish, Message, Segment, ToolSchema, Trajectory
 from prorl_hpc.tasks.protocol import LLM, Turn
+
+
+class PromptTooLong(ValueError):
+    """The first prompt leaves no room to answer."""
+
+
+@dataclass
+class Spent:
+    """What the policy has generated in all conversations of a rollout, in tokens."""
+
+    tokens: int = 0
 
 
 class TokenConversation:
@@ -33,9 +45,11 @@ class TokenConversation:
         max_turn_tokens: int,
         max_rollout_tokens: int = 0,
         seed_scope: str = "",
+        spent: Spent | None = None,
     ) -> None:
         """A turn is bounded by ``max_turn_tokens`` and ``sampling.max_tokens``, all turns by ``max_rollout_tokens`` (0:
-        not). ``seed_scope`` makes equal seeds of different samples draw differently (row and sample number)."""
+        not). ``seed_scope`` makes equal seeds of different samples draw differently (row and sample number).
+        ``spent``: that of the rollout's other conversations, which the last of these bounds too."""
         self._chat = chat
         self._llm = llm
         self._sampling = sampling
@@ -47,7 +61,8 @@ class TokenConversation:
         self._messages: list[Message] = []
         self._marks: dict[int, int] = {}
         """After so many messages there were so many segments: where this may be forked."""
-        self._num_tokens = self._num_generated = 0
+        self._num_tokens = 0
+        self._spent = spent or Spent()
         self._last_id: int | None = None
         self._turns = self._forks = 0
         self._assistant_turn_open = False
@@ -94,15 +109,15 @@ class TokenConversation:
             self._finish = finish
 
     def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
-        """See the protocol. Raises ValueError if the assistant's turn is already open, or if the first prompt
-        leaves no room to answer."""
+        """See the protocol. Raises ValueError if the assistant's turn is already open, PromptTooLong if
+        the first prompt leaves no room to answer."""
         if self._assistant_turn_open:
             raise ValueError("append before generate: the assistant's turn is already open")
         first = not self._segments
         ids = self._chat.first_prompt(messages, tools) if first else self._chat.extension(messages, self._last_id)
         if self._num_tokens + len(ids) >= self._max_context_tokens:
             if first:
-                raise ValueError(
+                raise PromptTooLong(
                     f"the first prompt has {len(ids)} tokens, model.max_context_tokens={self._max_context_tokens} "
                     "leaves no room for an answer: raise it or shorten the prompt"
                 )
@@ -141,7 +156,7 @@ class TokenConversation:
         for span in completion.versions:
             part = slice(span.start, span.end)
             self._add(Segment(completion.token_ids[part], completion.logprobs[part], True, span.version))
-        self._num_generated += len(completion.token_ids)
+        self._spent.tokens += len(completion.token_ids)
         turn = self._last_turn = self._turn_of(completion)
         self._messages.append(Message("assistant", turn.text))
         self._turns += 1
@@ -170,6 +185,7 @@ class TokenConversation:
             max_turn_tokens=self._max_turn_tokens,
             max_rollout_tokens=self._max_rollout_tokens,
             seed_scope=f"{self._seed_scope}/{num_messages}.{self._forks}",
+            spent=self._spent,
         )
         for segment in self._segments[: self._marks[num_messages]]:
             branch._add(Segment(segment.token_ids))
@@ -184,7 +200,7 @@ class TokenConversation:
         asked = self._max_turn_tokens if max_tokens is None else min(max_tokens, self._max_turn_tokens)
         bounds = {Finish.CONTEXT: self._max_context_tokens - self._num_tokens}
         if self._max_rollout_tokens:
-            bounds[Finish.ROLLOUT_TOKENS] = self._max_rollout_tokens - self._num_generated
+            bounds[Finish.ROLLOUT_TOKENS] = self._max_rollout_tokens - self._spent.tokens
         return bounds | {Finish.TURN_TOKENS: min(self._sampling.max_tokens, asked)}
 
     def _turn_of(self, completion: Completion) -> Turn:

@@ -45,7 +45,7 @@ def tools_key(tools: Sequence[ToolSchema]) -> str:
     return _canonical([tool.as_function() for tool in tools])
 
 
-@dataclass
+@dataclass(eq=False)
 class Thread:
     """A conversation as its calls show it. ``messages``: the keys of each, any of which may come back. ``asked`` and
     ``answered``: after so many messages an assistant's turn began, or ended. ``busy``: it is being answered."""

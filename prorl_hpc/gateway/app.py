@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,32 +12,42 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from prorl_hpc.gateway.api import ChatApi, Errors, Exchange
+from prorl_hpc.gateway.anthropic_messages import AnthropicErrors, AnthropicMessages
+from prorl_hpc.gateway.api import ChatApi, Exchange
+from prorl_hpc.gateway.asked import FindSession, authorized, read_body, refusal_answer
 from prorl_hpc.gateway.calls import Answer, Refusal, Trouble
 from prorl_hpc.gateway.chat_completions import ChatCompletions
-from prorl_hpc.gateway.session import Session
+from prorl_hpc.gateway.questions import CountTokens, Models
+from prorl_hpc.gateway.responses import Responses
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 32 * 2**20
 PING_S = 10.0
 """A stream whose answer is not there yet shows so often that it lives."""
-
-FindSession = Callable[[str], Session | None]
 
 
 def make_app(find_session: FindSession, ping_s: float = PING_S) -> Starlette:
     """``find_session`` gives the session of a key."""
     openai = ChatCompletions()
-    apis: dict[str, ChatApi] = {"/v1/chat/completions": openai}
+    apis: dict[str, ChatApi] = {
+        "/v1/chat/completions": openai,
+        "/v1/responses": Responses(),
+        "/v1/messages": AnthropicMessages(),
+    }
     routes = [Route(path, _ChatRoute(api, find_session, ping_s), methods=["POST"]) for path, api in apis.items()]
+    routes += [
+        Route("/v1/messages/count_tokens", CountTokens(find_session), methods=["POST"]),
+        Route("/v1/models", Models(find_session), methods=["GET"]),
+        Route("/v1/models/{model:path}", Models(find_session), methods=["GET"]),
+    ]
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "what this handler is registered for"
         kind = Trouble.METHOD if error.status_code == 405 else Trouble.NOT_FOUND
         known = ", ".join(route.path for route in routes)
         refusal = Refusal(kind, f"{request.method} {request.url.path} is not served here; there are {known}")
-        return refusal_answer(apis.get(request.url.path, openai), refusal)
+        errors = AnthropicErrors() if request.url.path.startswith("/v1/messages") else openai
+        return refusal_answer(errors, refusal)
 
     return Starlette(routes=routes, exception_handlers={404: refuse, 405: refuse})
 
@@ -109,43 +116,6 @@ def _answer_of(task: asyncio.Task[Answer]) -> Answer:
         log.error("a call to the model broke", exc_info=error)
         raise Refusal(Trouble.BROKEN, f"the gateway broke: {error}")
     return task.result()
-
-
-def refusal_answer(errors: Errors, refusal: Refusal) -> Response:
-    """Never to be tried again: the SDKs heed this header, and would otherwise repeat a 500."""
-    status, body = errors.refuse(refusal)
-    return JSONResponse(body, status, headers={"x-should-retry": "false"})
-
-
-def authorized(request: Request, find_session: FindSession) -> Session:
-    """The session of the request's key; Refusal if there is none."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    keys = [request.headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
-    session = next((found for key in keys if key and (found := find_session(key)) is not None), None)
-    if session is None:
-        what = "is not one of a rollout that runs here" if any(keys) else "is missing"
-        raise Refusal(
-            Trouble.UNAUTHORIZED,
-            f"the API key {what}: send the rollout's own (OPENAI_API_KEY or ANTHROPIC_API_KEY of its sandbox) as bearer "
-            "token or x-api-key",
-        )
-    return session
-
-
-async def read_body(request: Request) -> dict[str, Any]:
-    """The JSON object that was sent; Refusal if it is none or too large."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise Refusal(Trouble.TOO_LARGE, f"the request has more than {MAX_BODY_BYTES // 2**20} MiB")
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(Trouble.INVALID, f"the request is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise Refusal(Trouble.INVALID, f"the request is a JSON {type(value).__name__}; an object is expected")
-    return value
 
 
 async def _hung_up(receive: Receive) -> None:

@@ -13,9 +13,18 @@ from msgspec import Struct
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.gateway.api import Exchange, OpenAiErrors, event, pieces
 from prorl_hpc.gateway.calls import Answer, AnswerEnd, ModelCall, Refusal, invalid
-from prorl_hpc.gateway.fields import check_tools, limit_of, read_arguments, read_fields, refuse_others
+from prorl_hpc.gateway.fields import (
+    check_conversation,
+    check_tools,
+    limit_of,
+    name_results,
+    read_arguments,
+    read_fields,
+    refuse_others,
+)
 from prorl_hpc.gateway.session import Session
 from prorl_hpc.messages.trajectory import Message, ToolCall, ToolSchema
+from prorl_hpc.tasks.protocol import Turn
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _ENDS = {
@@ -94,11 +103,8 @@ class ChatCompletions(OpenAiErrors):
     def read(self, body: dict[str, Any], session: Session) -> Exchange:
         refuse_others(body, _ONLY, "the policy writes text, and calls tools when it chooses to")
         request = read_fields(body, _Request)
-        if not request.messages:
-            raise invalid("messages", "an empty list; at least one message is needed")
         messages = [_read_message(message, i) for i, message in enumerate(request.messages)]
-        if messages[-1].role == "assistant":
-            raise invalid("messages", "the last message is the assistant's, whose turn cannot be continued")
+        check_conversation(messages)
         name_results(messages)
         limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
@@ -110,15 +116,6 @@ class ChatCompletions(OpenAiErrors):
             tuple(text for text in stop if text),
         )
         return _Exchange(request, call, session.chat)
-
-
-def name_results(messages: list[Message]) -> None:
-    """Tools' messages get the name of the tool whose call they answer, which some templates write."""
-    names: dict[str, str] = {}
-    for i, message in enumerate(messages):
-        names |= {call.call_id: call.name for call in message.tool_calls}
-        if message.role == "tool" and not message.name and message.call_id in names:
-            messages[i] = Message("tool", message.content, names[message.call_id], message.call_id)
 
 
 class _Exchange:
@@ -176,14 +173,18 @@ class _Exchange:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._request.model}
 
     def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
-        """Of all that was generated, thought and calls too, token by token."""
         if not self._request.logprobs:
             return None
-        content = []
-        for token_id, logprob in zip(answer.turn.token_ids, answer.turn.logprobs, strict=True):
-            token = self._chat.decode([token_id], control_tokens=True)
-            content.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
-        return {"content": content, "refusal": None}
+        return {"content": token_logprobs(answer.turn, self._chat), "refusal": None}
+
+
+def token_logprobs(turn: Turn, chat: ChatFormat) -> list[dict[str, Any]]:
+    """Of all that was generated, thought and calls too, token by token."""
+    found = []
+    for token_id, logprob in zip(turn.token_ids, turn.logprobs, strict=True):
+        token = chat.decode([token_id], control_tokens=True)
+        found.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
+    return found
 
 
 def _call(made: ToolCall) -> dict[str, Any]:

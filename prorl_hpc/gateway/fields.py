@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from prorl_hpc.gateway.calls import Refusal, Trouble, invalid
-from prorl_hpc.messages.trajectory import ToolSchema
+from prorl_hpc.messages.trajectory import Message, ToolSchema
 
 T = TypeVar("T")
 
@@ -65,3 +65,20 @@ def limit_of(field: str, value: int | None) -> int | None:
     if value is not None and value < 1:
         raise invalid(field, f"{value} is not possible; at least 1")
     return value
+
+
+def check_conversation(messages: Sequence[Message], field: str = "messages") -> None:
+    """There must be something to answer."""
+    if not any(message.role != "system" for message in messages):
+        raise invalid(field, "no message to answer; at least one of the user is needed")
+    if messages[-1].role == "assistant":
+        raise invalid(field, "the last message is the assistant's, whose turn cannot be continued here")
+
+
+def name_results(messages: list[Message]) -> None:
+    """Tools' messages get the name of the tool whose call they answer, which some templates write."""
+    names: dict[str, str] = {}
+    for i, message in enumerate(messages):
+        names |= {call.call_id: call.name for call in message.tool_calls}
+        if message.role == "tool" and not message.name and message.call_id in names:
+            messages[i] = Message("tool", message.content, names[message.call_id], message.call_id)

@@ -7,17 +7,17 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
 
 from prorl_hpc.agents.chat_format import ChatFormat
-from prorl_hpc.agents.turns import ParsedTurn, ToolFormat
+from prorl_hpc.agents.tool_formats import get_tool_format
+from prorl_hpc.agents.turns import ToolFormat
 from prorl_hpc.gateway.app import PING_S, make_app
 from prorl_hpc.gateway.session import Session
-from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 from prorl_hpc.tasks.protocol import RolloutContext
 
 log = logging.getLogger(__name__)
@@ -32,18 +32,6 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-class PlainText:
-    """For models that are not taught to call tools."""
-
-    name = "text"
-
-    def parse(self, raw: str, tools: Sequence[ToolSchema] = ()) -> ParsedTurn:
-        return ParsedTurn(raw)
-
-    def write(self, call: ToolCall) -> str:
-        raise ValueError("a model without a tool format calls no tools")
 
 
 class Gateway:
@@ -97,9 +85,16 @@ class Gateway:
         max_context_tokens: int = 0,
     ) -> Session:
         """For a rollout in RUN; the first conversation that its agent begins is ``context.conversation``, further ones are
-        put into ``context.branches``. ``max_context_tokens`` is told to agents whose conversation grows too long; 0: it is
+        put into ``context.branches``. ``tool_format``: another than the model's template teaches. ``max_context_tokens`` is told to agents whose conversation grows too long; 0: it is
         not. Whoever opens a session closes it, before the trajectory is read."""
-        session = Session(context, chat, tool_format or PlainText(), max_calls, max_context_tokens, self._sessions)
+        session = Session(
+            context,
+            chat,
+            tool_format or get_tool_format(chat.tool_format),
+            max_calls,
+            max_context_tokens,
+            self._sessions,
+        )
         self._sessions[session.key] = session
         return session
 

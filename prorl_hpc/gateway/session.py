@@ -12,18 +12,19 @@ import secrets
 from dataclasses import dataclass
 
 from prorl_hpc.agents.chat_format import ChatFormat
+from prorl_hpc.agents.conversation import PromptTooLong
 from prorl_hpc.agents.turns import ToolFormat
 from prorl_hpc.core.call_assembly import Place, Thread, answer_keys, find_place, message_key, tools_key
 from prorl_hpc.gateway.answers import read_turn
 from prorl_hpc.gateway.calls import Answer, ModelCall, Refusal, Trouble, invalid
 from prorl_hpc.messages.errors import ConfigError, InferenceError
-from prorl_hpc.messages.trajectory import Finish
+from prorl_hpc.messages.trajectory import Finish, Message
 from prorl_hpc.tasks.protocol import Conversation, RolloutContext
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Strand:
     """A conversation and what its calls have shown of it."""
 
@@ -32,7 +33,8 @@ class _Strand:
 
 
 class Session:
-    """Made by Gateway.open_session. ``key`` authorizes an agent's calls. ``calls`` counts the well-formed ones.
+    """Made by Gateway.open_session. ``key`` authorizes an agent's calls. ``calls`` counts those that the
+    model was asked.
     ``last_text`` is the last text that the model wrote, in whichever conversation: after an agent has compacted its
     history, that is not the main one. ``failure`` is set when the LLM server broke: the rollout cannot go on."""
 
@@ -48,6 +50,8 @@ class Session:
         """``registry``: where it is to be found by its key until it is closed."""
         self.key = secrets.token_urlsafe(32)
         self.chat = chat
+        self.responses: dict[str, list[Message]] = {}
+        """Conversations by the id of the response that ends them, for APIs that do not send all of it again."""
         self.calls = 0
         self.last_text = ""
         self.failure: InferenceError | None = None
@@ -56,6 +60,7 @@ class Session:
         self._registry = registry
         self._format = tool_format
         self._max_calls = max_calls
+        self._asked = 0
         self._max_context_tokens = max_context_tokens
         self._strands: list[_Strand] = []
         self._running: set[asyncio.Task[Answer]] = set()
@@ -76,11 +81,13 @@ class Session:
         once, or from the task."""
         if self.over:
             raise Refusal(Trouble.OVER, self._why_over)
-        self.calls += 1
-        if self.calls > self._max_calls:
+        # Those that are refused below count too, or an agent could repeat them for ever.
+        self._asked += 1
+        if self._asked > self._max_calls:
             self._context.require_conversation().end(Finish.TURNS)
             raise self._end(f"this rollout's {self._max_calls} calls to the model are used up (agent.max_calls)")
         strand = self._place(call)
+        self.calls += 1
         task = asyncio.create_task(self._generate(strand, call))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -110,13 +117,23 @@ class Session:
         """Append the call's new messages where they belong. Without an await: calls in parallel see one another."""
         keys, tools = [message_key(message) for message in call.messages], tools_key(call.tools)
         place = find_place(keys, tools, [strand.thread for strand in self._strands])
-        strand = self._open(place, tools)
-        new = call.messages[place.kept :]
-        if new:
-            self._append(strand.conversation, call, place.kept)
+        try:
+            strand = self._enter(place, call, tools)
+        except Refusal as refusal:
+            if refusal.kind is not Trouble.INVALID or not place.kept:
+                raise
+            # The chat template does not go on so; perhaps it can be told all of it.
+            place = Place()
+            strand = self._enter(place, call, tools)
         strand.thread.ask(keys[place.kept :])
         if strand not in self._strands:
             self._strands.append(strand)
+        return strand
+
+    def _enter(self, place: Place, call: ModelCall, tools: str) -> _Strand:
+        strand = self._open(place, tools)
+        if place.kept < len(call.messages):
+            self._append(strand.conversation, call, place.kept)
         return strand
 
     def _open(self, place: Place, tools: str) -> _Strand:
@@ -134,6 +151,8 @@ class Session:
     def _append(self, conversation: Conversation, call: ModelCall, kept: int) -> None:
         try:
             conversation.append(call.messages[kept:], () if kept else call.tools)
+        except PromptTooLong as error:
+            raise self._context_full() from error
         except (ValueError, ConfigError) as error:
             raise invalid("messages", str(error)) from error
         if conversation.finish is Finish.CONTEXT:

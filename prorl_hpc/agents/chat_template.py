@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from prorl_hpc.agents.chat_slots import to_json
 from prorl_hpc.messages.errors import ConfigError
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -30,19 +32,32 @@ def read_json_file(path: Path) -> dict[str, Any]:
     return value
 
 
+class TemplateRefusal(ConfigError):
+    """The template raises for what it is given."""
+
+
 class ChatTemplate:
-    """``render`` gives the text of a conversation; errors of the template come out as ConfigError."""
+    """``render`` gives the text of a conversation; errors of the template come out as TemplateRefusal."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], origin: str) -> None:
         """``special_tokens``: bos_token, eos_token, … as the template may write them. ``origin``: for messages."""
+        self.source = source
         self.origin = origin
+        self.settings: dict[str, Any] = {}
+        """Further variables of the template, such as enable_thinking."""
         self._special_tokens = dict(special_tokens)
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+        )
+        environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = time.strftime
+        # The day is that of loading: prompts of one run must not change at midnight.
+        loaded = time.localtime()
+        environment.globals["strftime_now"] = lambda layout: time.strftime(layout, loaded)
         try:
             self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            """What the template takes from outside."""
         except TemplateError as error:
             raise ConfigError(f"the chat template {origin} does not parse: {error}") from error
 
@@ -71,18 +86,35 @@ class ChatTemplate:
     def eos_token(self) -> str | None:
         return self._special_tokens.get("eos_token")
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=[dict(tool) for tool in tools] or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
+                **self.settings,
             )
         except Exception as error:  # a template is a program: whatever it raises is its own refusal
             roles = ", ".join(message["role"] for message in messages)
-            raise ConfigError(f"the chat template {self.origin} refuses the roles ({roles}): {error}") from error
+            raise TemplateRefusal(f"the chat template {self.origin} refuses the roles ({roles}): {error}") from error
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}`` marks what a model generates, for those who train on rendered text; it writes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _token_text(token: Any) -> str | None:
@@ -93,8 +125,3 @@ def _token_text(token: Any) -> str | None:
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    # Jinja's own filter escapes HTML; models are trained on what transformers writes.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

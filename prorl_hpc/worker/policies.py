@@ -56,6 +56,6 @@ def _load_policy(name: str, model: ModelConfig, task: TaskConfig, reward: Policy
     where = model_setting(name)
     if not model.path:
         raise ConfigError(f"{where}.path is empty: the worker needs the model's tokenizer and chat template")
-    chat = ChatFormat.open(model.path, thinking=model.thinking)
+    chat = ChatFormat.open(model.path, thinking=model.thinking, tool_format=model.tool_format)
     bounds = (model.max_context_tokens, task.max_turn_tokens, task.max_rollout_tokens, tuple(task.stop))
     return Policy(chat, *bounds, reward)

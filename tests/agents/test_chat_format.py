@@ -25,9 +25,10 @@ THINKS_LAST = EMPTY_THOUGHTS_LAST.replace("assistant\n", f"assistant\n{THINK}")
 NUMBERED = CHATML.replace(
     "+ message['content']", "+ (loop.index | string if loop.index == 6 else '') + message['content']"
 )
-PROMPT_WITHOUT_THINK = CHATML.replace(
-    "+ message['content']", f"+ ('{THINK}' if message.role == 'assistant' else '') + message['content']"
+REWRITES = CHATML.replace(
+    "+ message['content']", "+ ('last: ' if loop.last and loop.index == 3 else '') + message['content']"
 )
+OTHER_PROMPT = CHATML.replace("assistant\n", "bot\n")
 TRIMS = CHATML.replace("message['content']", "message['content'] | trim")
 
 
@@ -98,11 +99,11 @@ def test_a_template_file_wins_over_tokenizer_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (THINKS_LAST, r"adding message 4 \(user\) changes what it wrote before it .*<think>"),
-        (PROMPT_WITHOUT_THINK, "generation prompt is not how it begins an assistant turn .*<think>"),
+        (REWRITES, r"adding message 4 \(user\) changes what it wrote before it .*last:"),
+        (OTHER_PROMPT, "generation prompt is not how it begins an assistant turn .*bot"),
         (NUMBERED, "it goes on differently in later turns"),
         (CHATML.replace("<|im_end|>", ""), "ends an assistant turn with"),
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", "generation prompt"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out an assistant's turn|0 times"),
         ("{% if x %}", "does not parse"),
         ("{{ raise_exception('only users here') }}", "refuses the roles .*only users here"),
         ("{{ 1 / 0 }}", "refuses the roles .*division by zero"),

@@ -45,3 +45,9 @@ class ModelText:
         """Tokens that it has, those that were added included."""
         size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         return size
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """The texts of its control tokens, by id."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return [token.content for _, token in sorted(added.items()) if token.special]

@@ -44,12 +44,12 @@ class _Models(msgspec.Struct):
 
 class OutsideClient:
     """``url`` is ``http(s)://host:port/v1`` or ``unix:/path``; InferenceError otherwise. Shared by all rollouts on that
-    server. Use inside a running event loop, and ``close`` it."""
+    server. ``name`` is for messages. Use inside a running event loop, and ``close`` it."""
 
     def __init__(
         self, server_id: str, url: str, api_key: str = "", *, ping_s: float = 2.0, lost_after_s: float = 20.0
     ) -> None:
-        self._name = f"LLM server {server_id} at {url}"
+        self.name = f"LLM server {server_id} at {url}"
         self._ping_s = ping_s
         self._lost_after_s = lost_after_s
         connector: aiohttp.BaseConnector
@@ -60,7 +60,7 @@ class OutsideClient:
             self._base = url.rstrip("/")
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_IDLE_S)
         else:
-            raise InferenceError(f"{self._name}: the url must be http(s)://host:port/v1 or unix:/path")
+            raise InferenceError(f"{self.name}: the url must be http(s)://host:port/v1 or unix:/path")
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
@@ -69,7 +69,7 @@ class OutsideClient:
         )
         self._models: dict[str, ServedModel] = {}
         self._waiting: set[asyncio.Timeout] = set()
-        self._watcher = asyncio.create_task(self._watch(), name=f"watch {self._name}")
+        self._watcher = asyncio.create_task(self._watch(), name=f"watch {self.name}")
 
     async def model(self, name: str) -> ServedModel:
         """The model of that name, or for an empty one the only one. InferenceError if it is not served."""
@@ -81,12 +81,12 @@ class OutsideClient:
         try:
             listed = msgspec.json.decode(answer, type=_Models).data
         except msgspec.DecodeError as error:
-            raise InferenceError(f"{self._name} does not list its models at /models: {error}") from error
+            raise InferenceError(f"{self.name} does not list its models at /models: {error}") from error
         fitting = [model for model in listed if name in ("", model.id)]
         if len(fitting) != 1:
             served = ", ".join(model.id for model in listed) or "none"
             wanted = f"model {name} is not among them" if name else "say which one is meant (model)"
-            raise InferenceError(f"{self._name} serves the models {served}: {wanted}")
+            raise InferenceError(f"{self.name} serves the models {served}: {wanted}")
         return ServedModel(fitting[0].id, fitting[0].max_model_len)
 
     async def generate(self, request: Generate, model: str, weight_version: int, vocab_size: int = 0) -> Completion:
@@ -98,15 +98,19 @@ class OutsideClient:
             room = served.max_model_len - len(request.token_ids)
             if room < 1:
                 raise InferenceError(
-                    f"{self._name}: the prompt has {len(request.token_ids)} tokens, the server's max_model_len is "
+                    f"{self.name}: the prompt has {len(request.token_ids)} tokens, the server's max_model_len is "
                     f"{served.max_model_len} and a turn needs at least one more"
                 )
             max_tokens = min(max_tokens, room)
         body = completions_body(served.name, request.token_ids, request.sampling, max_tokens, request.request_id)
         answer = await self._call("POST", "/completions", body)
-        completion = completion_of_completions(answer, request.token_ids, weight_version, self._name)
-        check_completion(completion, vocab_size, self._name)
+        completion = completion_of_completions(answer, request.token_ids, weight_version, self.name)
+        check_completion(completion, vocab_size, self.name)
         return completion
+
+    async def complete(self, body: Any) -> bytes:
+        """POST to /v1/completions."""
+        return await self._call("POST", "/completions", msgspec.json.encode(body))
 
     async def ask_beside(self, route: str, body: Any) -> bytes:
         """POST to a route that lies beside /v1, such as vLLM's /tokenize."""
@@ -123,11 +127,11 @@ class OutsideClient:
                 finally:
                     self._waiting.discard(patience)
         except TimeoutError as error:
-            raise ServerDown(f"{self._name} has not answered for {self._lost_after_s:g} s") from error
+            raise ServerDown(f"{self.name} has not answered for {self._lost_after_s:g} s") from error
         except aiohttp.ClientError as error:
-            raise ServerDown(f"{self._name} does not answer {route}: {str(error) or repr(error)}") from error
+            raise ServerDown(f"{self.name} does not answer {route}: {str(error) or repr(error)}") from error
         except ValueError as error:  # what cannot be put into HTTP, such as a key of two lines
-            raise InferenceError(f"{self._name} cannot be asked for {route}: {error}") from error
+            raise InferenceError(f"{self.name} cannot be asked for {route}: {error}") from error
 
     async def _exchange(self, method: str, url: str, route: str, body: bytes | None) -> bytes:
         headers = {"Content-Type": "application/json"} if body else None
@@ -137,9 +141,9 @@ class OutsideClient:
             async for chunk in response.content.iter_any():
                 answer += chunk
                 if len(answer) > _MAX_ANSWER_BYTES:
-                    raise BadAnswer(f"{self._name} answers {route} with more than {_MAX_ANSWER_BYTES >> 20} MiB")
+                    raise BadAnswer(f"{self.name} answers {route} with more than {_MAX_ANSWER_BYTES >> 20} MiB")
             if response.status != 200:
-                raise refusal(self._name, route, response.status, answer.decode(errors="replace"))
+                raise refusal(self.name, route, response.status, answer.decode(errors="replace"))
             return bytes(answer)
 
     async def _watch(self) -> None:

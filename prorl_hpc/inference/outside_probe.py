@@ -1,17 +1,22 @@
-"""Whether a server outside the run will do, asked before any rollout is given to it."""
+"""Whether a server outside the run will do, asked before any rollout is given to it, and now and then afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
-from prorl_hpc.inference.outside_client import OutsideClient
+from prorl_hpc.inference.model_identity import identify_model
+from prorl_hpc.inference.model_text import ModelText
+from prorl_hpc.inference.outside_client import OutsideClient, ServedModel
+from prorl_hpc.inference.outside_vocabulary import check_vocabulary
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Generate, OutsideServer
 from prorl_hpc.messages.rollout import SamplingParams
 
-_LIMIT_S = 10.0
+_LIMIT_S = 15.0
 _PROMPT = [1, 2, 3, 4]
+_ASKED = SamplingParams(max_tokens=4, seed=0)
 _NEEDED = (
     "needed is vLLM, or another server whose OpenAI-compatible /v1/models and /v1/completions take a prompt of token "
     "ids and return token_ids (return_token_ids) and a logprob for each"
@@ -20,30 +25,59 @@ _NEEDED = (
 
 @dataclass(frozen=True)
 class ProbedServer:
-    """``model`` is the name to ask it for; ``max_model_len`` in tokens, None: the server does not say."""
+    """``model`` is the name to ask it for; ``max_model_len`` in tokens, None: the server does not say. Ids that it may
+    answer with are smaller than ``vocab_size``; 0: not known."""
 
     model: str
     max_model_len: int | None
+    vocab_size: int = 0
 
 
-async def probe(server: OutsideServer) -> ProbedServer:
-    """Find the model, and generate two tokens from ids. InferenceError if the server will not do, within 10 s."""
+class ProbeTimeout(InferenceError):
+    """It answers too slowly to be judged."""
+
+
+async def probe(server: OutsideServer, model_path: Path | None = None, *, generate: bool = True) -> ProbedServer:
+    """Find the model, compare its vocabulary with that of the model directory ``model_path`` (None: it is not compared),
+    and ``generate`` a few tokens from ids. InferenceError with the reason if the server will not do, ProbeTimeout after 15 s."""
     client = OutsideClient(server.server_id, server.url, server.api_key, lost_after_s=_LIMIT_S)
     try:
         async with asyncio.timeout(_LIMIT_S):
-            served = await client.model(server.model)
-            request = Generate(f"probe-{server.server_id}", "probe", _PROMPT, SamplingParams(max_tokens=2, seed=0))
-            completion = await client.generate(request, served.name, 0)
+            return await _probe(client, server, model_path, generate=generate)
     except TimeoutError:
-        raise InferenceError(
-            f"LLM server {server.server_id} at {server.url} has not generated two tokens within {_LIMIT_S:g} s"
+        raise ProbeTimeout(
+            f"{client.name} has not listed its models, shown its vocabulary and generated {_ASKED.max_tokens} tokens "
+            f"within {_LIMIT_S:g} s"
         ) from None
     except InferenceError as error:
         raise InferenceError(f"{error}; {_NEEDED}") from error
     finally:
         await client.close()
+
+
+async def _probe(
+    client: OutsideClient, server: OutsideServer, model_path: Path | None, *, generate: bool
+) -> ProbedServer:
+    served = await client.model(server.model)
+    prompt, vocab_size = _PROMPT, 0
+    if model_path is not None and (model_path / "tokenizer.json").is_file():
+        ours = ModelText(model_path)
+        await check_vocabulary(client, served.name, ours)
+        vocab_size = max(identify_model(model_path).vocab_size, ours.size)
+        prompt = [*_PROMPT, ours.size - 1]
+    if generate:
+        await _check_answer(client, served, prompt, vocab_size)
+    return ProbedServer(served.name, served.max_model_len, vocab_size)
+
+
+async def _check_answer(client: OutsideClient, served: ServedModel, prompt: list[int], vocab_size: int) -> None:
+    """``prompt`` has our highest id in it, which a server with a smaller vocabulary refuses."""
+    request = Generate("probe", "probe", prompt, _ASKED)
+    completion = await client.generate(request, served.name, 0, vocab_size)
     if not completion.token_ids:
+        raise InferenceError(f"{client.name} was asked for {_ASKED.max_tokens} tokens and returned none")
+    if not any(completion.logprobs):
         raise InferenceError(
-            f"LLM server {server.server_id} at {server.url} was asked for two tokens and returned none; {_NEEDED}"
+            f"{client.name} returned 0.0 as the logprob of each of {len(completion.token_ids)} tokens, drawn at "
+            "temperature 1: these are no logprobs"
         )
-    return ProbedServer(served.name, served.max_model_len)

@@ -9,9 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from prorl_hpc.config.policies import outside_of, policy_names
+from prorl_hpc.config.policies import models_of, outside_of, policy_names
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.messages.codec import read_json, write_json
@@ -27,6 +28,7 @@ from prorl_hpc.rollout.journal_database import JournalInUse
 from prorl_hpc.rollout.journal_shelf import ShelfLimits
 from prorl_hpc.rollout.keepsakes import Keepsakes
 from prorl_hpc.rollout.outside_servers import API_KEY, configured_servers, join_at_start
+from prorl_hpc.rollout.served_models import ServedModels
 from prorl_hpc.service.server import HttpFace
 from prorl_hpc.slurm.plan import Plan
 from prorl_hpc.tasks.registry import BUILT_IN
@@ -77,6 +79,9 @@ async def serve(process: Process) -> None:
             drained_marker=run.drained_marker,
             tasks=sorted({*BUILT_IN, config.task.name}),
             choice=PolicyChoice(policy_names(config), config.rollout.policy_weights, config.run.seed),
+            served=ServedModels(
+                {policy: Path(model.path) for policy, model in models_of(config).items() if model.path}
+            ),
             first_server_s=config.run.start_timeout_s,
         )
         await coordinator.resume()

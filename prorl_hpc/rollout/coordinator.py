@@ -28,6 +28,7 @@ from prorl_hpc.rollout.outbox import Outbox
 from prorl_hpc.rollout.outside_servers import OutsideServers
 from prorl_hpc.rollout.publications import Publications
 from prorl_hpc.rollout.run_status import run_status
+from prorl_hpc.rollout.served_models import ServedModels
 from prorl_hpc.service.errors import conflict, not_found
 from prorl_hpc.transport.channels import RouterDoor
 
@@ -43,7 +44,8 @@ _GRACE_BEATS = 3
 
 
 class Coordinator(OrderDesk):
-    """``run`` until stopped. ``tasks``: the tasks that the workers serve. ``choice``: the policies of the run."""
+    """``run`` until stopped. ``tasks``: the tasks that the workers serve. ``choice``: the policies of the run, ``served``: their
+    models."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Coordinator(OrderDesk):
         drained_marker: Path,
         tasks: Collection[str],
         choice: PolicyChoice | None = None,
+        served: ServedModels | None = None,
         first_server_s: float = 600.0,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -78,7 +81,8 @@ class Coordinator(OrderDesk):
             self._scheduler.servers.require(policy, update.version)
         for policy in self._awaited:  # not the weights that an engine starts with
             self._scheduler.servers.require(policy, 1)
-        self._outside = OutsideServers(keepsakes, self._dispatch.tell, self._scheduler.servers.newest)
+        self._dispatch.served = served = served or ServedModels()
+        self._outside = OutsideServers(keepsakes, self._dispatch.tell, self._scheduler.servers.newest, served.path)
 
     async def run(
         self, stop: asyncio.Event, reason: str = "the run is over", *, drain: asyncio.Event | None = None

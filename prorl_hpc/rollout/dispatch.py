@@ -42,6 +42,7 @@ from prorl_hpc.messages.rollout import Stage
 from prorl_hpc.rollout.agents import Agents, ServerAgent, WorkerAgent
 from prorl_hpc.rollout.outbox import Outbox
 from prorl_hpc.rollout.publications import Publications
+from prorl_hpc.rollout.served_models import ServedModels
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Dispatch:
             retries=config.retries, balancing=config.balancing, move_runs=config.when_server_lost == "move"
         )
         self.agents = Agents()
+        self.served = ServedModels()
         self._stopping: set[str] = set()
         """Workers that drain by themselves: one that is started anew under the name does not."""
 
@@ -186,6 +188,11 @@ class Dispatch:
 
     def _inference_hello(self, peer: bytes, hello: InferenceHello, now: float) -> None:
         server_id = hello.server.server_id
+        if refusal := self.served.refusal(hello):
+            log.error("%s", refusal)
+            self.lost(server_id, refusal)
+            self._outbox.post(peer, Shutdown(refusal))
+            return
         known = self.agents.servers.get(server_id)
         if known is not None and (known.hello.server, known.hello.instance) != (hello.server, hello.instance):
             self.lost(server_id, "it was started anew")

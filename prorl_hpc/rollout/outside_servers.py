@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from prorl_hpc.service.errors import Refusal, conflict, not_found
 log = logging.getLogger(__name__)
 
 _LOOK_S = 10.0
+_LOOKS_TO_GENERATE = 6
 _RETRY_S = 1.0
 API_KEY = "PRORL_OUTSIDE_API_KEY"
 """In the environment: the bearer token for the servers of engine.outside and policies.NAME.outside."""
@@ -81,16 +83,24 @@ class _Outside:
     ref: ServerRef
     healthy: bool = True
     detail: str = ""
+    looks: int = 0
 
 
 class OutsideServers:
-    """``tell`` gives an event to the scheduler; ``newest`` says a policy's newest weight version; ``assigned`` and
-    ``draining`` what the scheduler has of a server."""
+    """``tell`` gives an event to the scheduler; ``newest`` says a policy's newest weight version, ``model_path`` its model
+    directory; ``assigned`` and ``draining`` what the scheduler has of a server."""
 
-    def __init__(self, keepsakes: Keepsakes, tell: Callable[[Event], object], newest: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        keepsakes: Keepsakes,
+        tell: Callable[[Event], object],
+        newest: Callable[[str], int],
+        model_path: Callable[[str], Path | None] = lambda policy: None,
+    ) -> None:
         self._keepsakes = keepsakes
         self._tell = tell
         self._newest = newest
+        self._model_path = model_path
         self._servers: dict[str, _Outside] = {}
 
     def __contains__(self, server_id: str) -> bool:
@@ -108,10 +118,10 @@ class OutsideServers:
         from prorl_hpc.inference.outside_probe import probe  # with aiohttp, which few runs need
 
         try:
-            probed = await probe(server)
+            probed = await probe(server, self._model_path(server.policy))
         except InferenceError as error:
             raise Refusal(str(error), code="server_unfit", status=422) from error
-        self._join(server, probed.model)
+        self._join(server, probed.model, probed.vocab_size)
         self._keepsakes.add_outside(server)
         log.info("LLM server %s joined from outside, at %s", server.server_id, server.url)
 
@@ -162,7 +172,7 @@ class OutsideServers:
             await asyncio.sleep(_LOOK_S)
             await asyncio.gather(*(self._look(outside) for outside in list(self._servers.values())))
 
-    def _join(self, server: OutsideServer, model: str) -> None:
+    def _join(self, server: OutsideServer, model: str, vocab_size: int = 0) -> None:
         version = self._newest(server.policy) if server.weight_version is None else server.weight_version
         ref = ServerRef(
             server.server_id,
@@ -174,21 +184,30 @@ class OutsideServers:
             model=model,
             api_key=server.api_key,
             weight_version=version,
+            vocab_size=vocab_size,
         )
         self._servers[server.server_id] = _Outside(server, ref)
         self._tell(ServerSeen(ref, version, True))
 
     async def _look(self, outside: _Outside) -> None:
-        from prorl_hpc.inference.outside_client import OutsideClient
+        """Its model and vocabulary; what it generates only when it was not well, and at every ``_LOOKS_TO_GENERATE``-th
+        look, for that takes its time from rollouts."""
+        from prorl_hpc.inference.outside_probe import ProbeTimeout, probe
 
-        server = outside.server
+        server = replace(outside.server, model=outside.ref.model)  # under this name, whatever else it serves now
+        path = self._model_path(server.policy)
+        outside.looks += 1
+        detail = ""
         try:
-            client = OutsideClient(server.server_id, server.url, server.api_key, lost_after_s=_LOOK_S)
             try:
-                await client.model(server.model)
-                detail = ""
-            finally:
-                await client.close()
+                generate = not outside.healthy or outside.looks % _LOOKS_TO_GENERATE == 0
+                probed = await probe(server, path, generate=generate)
+            except ProbeTimeout:
+                if not outside.healthy:
+                    raise
+                probed = await probe(server, path, generate=False)  # it may be busy with our rollouts
+            # one that was restored could not be asked before
+            outside.ref = replace(outside.ref, model=probed.model, vocab_size=probed.vocab_size)
         except InferenceError as error:
             detail = str(error)
         if self._servers.get(server.server_id) is not outside:

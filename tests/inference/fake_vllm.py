@@ -6,7 +6,8 @@
 
 Started as vLLM would be (own process group, standard input held by its parent). ``GET /calls`` lists the routes
 that were posted to. ``serve_outside`` serves the OpenAI-compatible routes from within a test; its modes: no-ids,
-no-logprobs, other-logprobs, other-prompt, two-models, silent, broken, key, busy, endless, and those of GARBAGE.
+no-logprobs, other-logprobs, other-prompt, two-models, silent, broken, key, busy, endless, zeros, small, no-tokenize, no-echo, and those
+of GARBAGE.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 from aiohttp import web
 
+from prorl_hpc.inference.model_text import ModelText
 from prorl_hpc.inference.vllm_launcher import die_with_parent
 
 CALLS: list[str] = []
@@ -112,14 +114,18 @@ class OutsideFake:
     """``url`` of a fake that serves from within this process, and the requests that it is generating for. On TCP if
     ``path`` is None."""
 
-    def __init__(self, path: Path | None, modes: tuple[str, ...]) -> None:
+    def __init__(self, path: Path | None, modes: tuple[str, ...], model: Path | None = None) -> None:
+        """``model``: a directory whose tokenizer it has."""
         self.url = f"unix:{path}"
         self.in_flight: set[str] = set()
         self.bodies: list[dict[str, Any]] = []
         self._path = path
         self._modes = modes
+        self._text = ModelText(model) if model is not None else None
         app = web.Application()
         app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._completions)])
+        if model is not None and "no-tokenize" not in modes:
+            app.add_routes([web.post("/tokenize", self._tokenize)])
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
 
     async def start(self) -> None:
@@ -148,11 +154,20 @@ class OutsideFake:
             return web.Response(body=b" " * (65 << 20))
         return await self._refused(request) or web.json_response({"object": "list", "data": listed})
 
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        assert self._text is not None
+        return web.json_response({"tokens": self._text.encode((await request.json())["prompt"])})
+
     async def _completions(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.bodies.append(body)
         if (refused := await self._refused(request)) is not None:
             return refused
+        if isinstance(body["prompt"], str):
+            body["prompt"] = [1] if self._text is None else self._text.encode(body["prompt"])
+        body.setdefault("request_id", "unnamed")
+        if "small" in self._modes and max(body["prompt"]) >= 300:
+            return web.json_response({"error": f"Token id {max(body['prompt'])} is out of vocabulary"}, status=400)
         if len(body["prompt"]) + body["max_tokens"] > CONTEXT:
             return web.json_response({"error": "This model's maximum context length is 512 tokens"}, status=400)
         self.in_flight.add(body["request_id"])
@@ -168,7 +183,7 @@ class OutsideFake:
     def _answer(self, body: dict[str, Any]) -> web.Response:
         word = f"{body['prompt']} {body.get('seed')}"
         ids = [zlib.crc32(f"{word} {i}".encode()) % 256 for i in range(body["max_tokens"])]
-        logprobs = [-0.5] * (len(ids) + ("other-logprobs" in self._modes))
+        logprobs = [0.0 if "zeros" in self._modes else -0.5] * (len(ids) + ("other-logprobs" in self._modes))
         with_ids = "no-ids" not in self._modes
         choice = {
             "index": 0,
@@ -183,6 +198,8 @@ class OutsideFake:
         }
         if "no-logprobs" in self._modes:
             choice["logprobs"] = None
+        if "no-echo" in self._modes:
+            del choice["prompt_token_ids"]
         if (spoilt := garbage(self._modes, choice)) is not None:
             return spoilt
         answer = {"id": "x", "object": "text_completion", "model": body["model"], "choices": [choice]}
@@ -190,8 +207,8 @@ class OutsideFake:
 
 
 @asynccontextmanager
-async def serve_outside(path: Path | None, *modes: str) -> AsyncIterator[OutsideFake]:
-    fake = OutsideFake(path, modes)
+async def serve_outside(path: Path | None, *modes: str, model: Path | None = None) -> AsyncIterator[OutsideFake]:
+    fake = OutsideFake(path, modes, model)
     await fake.start()
     try:
         yield fake

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +11,18 @@ import pytest
 from fake_vllm import API_KEY, CONTEXT, serve_outside
 
 from prorl_hpc.inference import outside_probe
+from prorl_hpc.inference.model_text import ModelText
 from prorl_hpc.inference.outside_probe import ProbedServer, probe
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import OutsideServer
+from prorl_hpc.tasks.testing import write_chat_model
 
 
 async def test_a_server_that_will_do(socket_dir: Path) -> None:
     async with serve_outside(socket_dir / "o.sock", "key") as fake:
         server = OutsideServer("outside", fake.url, api_key=API_KEY)
         assert await probe(server) == ProbedServer("policy", CONTEXT)
-        assert [body["max_tokens"] for body in fake.bodies] == [2]
+        assert [body["max_tokens"] for body in fake.bodies] == [4]
 
 
 async def test_a_server_on_tcp() -> None:
@@ -54,10 +57,15 @@ async def test_one_of_several_models_is_named(socket_dir: Path) -> None:
     [
         ("no-ids", "without token ids"),
         ("no-logprobs", "a logprob for each"),
-        ("other-logprobs", "2 token ids and 3 logprobs"),
+        ("other-logprobs", "4 token ids and 5 logprobs"),
         ("other-prompt", "another prompt"),
         ("key", "answers 401"),
         ("broken", "answers 500"),
+        ("zeros", "0.0 as the logprob of each of 4 tokens"),
+        ("positive", "0.25 as the logprob"),
+        ("nan", "without what training needs"),
+        ("html", "it begins b'<html>"),
+        ("empty", "it is empty"),
     ],
 )
 async def test_a_server_that_will_not_do_is_refused_with_the_reason(socket_dir: Path, mode: str, words: str) -> None:
@@ -73,6 +81,58 @@ async def test_a_silent_server_is_not_waited_for(socket_dir: Path, monkeypatch: 
     async with serve_outside(socket_dir / "o.sock", "silent") as fake:
         with pytest.raises(InferenceError, match=r"within 0.2 s"):
             await probe(OutsideServer("outside", fake.url))
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_chat_model(tmp_path_factory.mktemp("model"))
+    (path / "config.json").write_text(json.dumps({"vocab_size": 448}))
+    return path
+
+
+def with_another_tokenizer(model: Path, path: Path) -> Path:
+    """The same vocabulary, but two ids are exchanged."""
+    text = (model / "tokenizer.json").read_text()
+    tokenizer = json.loads(text)
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["e"], vocabulary["o"] = vocabulary["o"], vocabulary["e"]
+    path.mkdir()
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path
+
+
+@pytest.mark.parametrize("modes", [(), ("no-tokenize",)])
+async def test_its_vocabulary_is_ours(socket_dir: Path, chat_model: Path, modes: tuple[str, ...]) -> None:
+    async with serve_outside(socket_dir / "o.sock", *modes, model=chat_model) as fake:
+        assert await probe(OutsideServer("outside", fake.url), chat_model) == ProbedServer("policy", CONTEXT, 448)
+        asked = fake.bodies[-1]
+        assert max(asked["prompt"]) == ModelText(chat_model).size - 1
+
+
+@pytest.mark.parametrize("modes", [(), ("no-tokenize",)])
+async def test_another_vocabulary_is_refused(
+    socket_dir: Path, tmp_path: Path, chat_model: Path, modes: tuple[str, ...]
+) -> None:
+    other = with_another_tokenizer(chat_model, tmp_path / "other")
+    async with serve_outside(socket_dir / "o.sock", *modes, model=other) as fake:
+        with pytest.raises(InferenceError, match=r"another vocabulary than this run's model.*from token 1 on"):
+            await probe(OutsideServer("outside", fake.url), chat_model)
+
+
+@pytest.mark.parametrize(
+    ("modes", "words"),
+    [
+        (("no-tokenize", "no-echo"), "does not show its vocabulary"),
+        (("small",), "out of vocabulary"),
+        (("big-ids",), r"token id 1000000, which is not in the model's vocabulary \(0 to 447\)"),
+    ],
+)
+async def test_a_vocabulary_that_is_not_shown_or_does_not_fit_is_refused(
+    socket_dir: Path, chat_model: Path, modes: tuple[str, ...], words: str
+) -> None:
+    async with serve_outside(socket_dir / "o.sock", *modes, model=chat_model) as fake:
+        with pytest.raises(InferenceError, match=words):
+            await probe(OutsideServer("outside", fake.url), chat_model)
 
 
 @pytest.mark.parametrize(

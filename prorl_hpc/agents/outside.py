@@ -13,15 +13,15 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from prorl_hpc.agents.tool_loop import LoopOutcome
 from prorl_hpc.config.schema import AgentConfig
-from prorl_hpc.messages.errors import ConfigError, InferenceError, ProrlError, SandboxError
+from prorl_hpc.messages.errors import ConfigError, ProrlError, SandboxError
 from prorl_hpc.sandbox.protocol import Sandbox, SandboxNeeds, ToolResult
-from prorl_hpc.tasks.protocol import AgentHandler
+from prorl_hpc.tasks.protocol import AgentHandler, GatewaySession
 
 log = logging.getLogger(__name__)
 
@@ -38,30 +38,6 @@ _SHOWN_CHARS = 2000
 
 class AgentError(ProrlError):
     """An outside agent that could not be started, or never called its model."""
-
-
-class AgentSession(Protocol):
-    """What the gateway knows of one rollout (gateway.Session)."""
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def last_text(self) -> str:
-        """The last text that the model wrote, calls and thought left out."""
-        ...
-
-    @property
-    def calls(self) -> int: ...
-
-    @property
-    def failure(self) -> InferenceError | None:
-        """Set when the LLM server broke."""
-        ...
-
-    async def wait_over(self) -> None:
-        """Until every further call is refused."""
-        ...
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -100,7 +76,7 @@ class OutsideAgent:
             binds={**needs.binds, **dict(map(parse_bind, self.config.binds))},
         )
 
-    async def run(self, sandbox: Sandbox, instruction: str, session: AgentSession, *, model: str) -> OutsideOutcome:
+    async def run(self, sandbox: Sandbox, instruction: str, session: GatewaySession, *, model: str) -> OutsideOutcome:
         """Start the program, for which the policy has the name ``model``, and wait for its end; cancelling ends it. Raises
         AgentError, SandboxError, and InferenceError if the LLM server broke."""
         values = {"instruction": instruction, "model": model, "key": session.key}
@@ -125,7 +101,7 @@ class OutsideAgent:
         answer = None if report.exit_code else await self._answer(sandbox, session, report)
         return OutsideOutcome(answer, turns=session.calls, exit_code=report.exit_code, seconds=report.seconds)
 
-    async def _play(self, sandbox: Sandbox, values: dict[str, str], session: AgentSession) -> Report:
+    async def _play(self, sandbox: Sandbox, values: dict[str, str], session: GatewaySession) -> Report:
         """To the program's end; it is killed when it does not end although the model answers no more."""
         job: dict[str, Any] = {
             "command": self.config.command,
@@ -150,7 +126,7 @@ class OutsideAgent:
             playing.cancel()
             await asyncio.gather(over, playing, return_exceptions=True)
 
-    async def _answer(self, sandbox: Sandbox, session: AgentSession, report: Report) -> str | None:
+    async def _answer(self, sandbox: Sandbox, session: GatewaySession, report: Report) -> str | None:
         where = self.config.answer
         if where == "last_message":
             return session.last_text.strip() or None

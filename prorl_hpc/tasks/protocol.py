@@ -114,6 +114,11 @@ class GatewaySession(Protocol):
         ...
 
     @property
+    def last_text(self) -> str:
+        """The last text that the model wrote, calls and thought left out, in whichever conversation."""
+        ...
+
+    @property
     def failure(self) -> InferenceError | None:
         """Set when the LLM server broke: the rollout cannot go on."""
         ...

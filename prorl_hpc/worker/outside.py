@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-from prorl_hpc.agents.outside import AgentSession, OutsideAgent, instruction_of
+from prorl_hpc.agents.outside import OutsideAgent, instruction_of
 from prorl_hpc.agents.tool_formats import get_tool_format
 from prorl_hpc.config.schema import AgentConfig
 from prorl_hpc.messages.rollout import RolloutSpec
+from prorl_hpc.messages.trajectory import Finish
 from prorl_hpc.sandbox.protocol import SandboxNeeds
 from prorl_hpc.tasks.protocol import AgentHandler, RolloutContext
+from prorl_hpc.worker.gateway_runs import OpenSession
 from prorl_hpc.worker.policies import Policy
-
-
-class ClosableSession(AgentSession, Protocol):
-    async def close(self) -> None: ...
-
-
-OpenSession = Callable[..., ClosableSession]
-"""gateway.server.Gateway.open_session."""
 
 
 class OutsideRuns:
@@ -52,8 +44,10 @@ class OutsideRuns:
             max_context_tokens=policy.max_context_tokens,
         )
         try:
-            context.notes["outcome"] = await self._agent.run(
-                context.sandbox, instruction, session, model=context.spec.policy
-            )
+            outcome = await self._agent.run(context.sandbox, instruction, session, model=context.spec.policy)
         finally:
             await session.close()
+        context.notes["outcome"] = outcome
+        for conversation in (context.require_conversation(), *context.branches):
+            if conversation.finish is Finish.UNKNOWN:
+                conversation.end(Finish.ENVIRONMENT if outcome.answer is None else Finish.ANSWER)

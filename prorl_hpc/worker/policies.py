@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from prorl_hpc.agents.chat_format import ChatFormat
-from prorl_hpc.agents.conversation import TokenConversation
+from prorl_hpc.agents.conversation import Spent, TokenConversation
 from prorl_hpc.config.policies import model_setting, models_of
 from prorl_hpc.config.schema import ModelConfig, ProrlConfig, TaskConfig
 from prorl_hpc.messages.errors import ConfigError
@@ -29,8 +29,8 @@ class Policy:
     reward: PolicyReward | None = None
     """In place of the task's own."""
 
-    def converse(self, spec: RolloutSpec, llm: LLM, number: int = 0) -> TokenConversation:
-        """The rollout's conversation, or its ``number``-th further one."""
+    def converse(self, spec: RolloutSpec, llm: LLM, spent: Spent, number: int = 0) -> TokenConversation:
+        """The rollout's conversation, or its ``number``-th further one; all count their tokens in ``spent``."""
         scope = f"{spec.row.get('id', '')}/{spec.sample}"
         return TokenConversation(
             self.chat,
@@ -41,6 +41,7 @@ class Policy:
             max_rollout_tokens=self.max_rollout_tokens,
             # Not the rollout's id, which differs between runs: a seeded run is repeatable.
             seed_scope=f"{scope}/{number}" if number else scope,
+            spent=spent,
         )
 
 

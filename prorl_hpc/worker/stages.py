@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+from prorl_hpc.agents.conversation import Spent
 from prorl_hpc.messages.control import (
     Discard,
     Discarded,
@@ -166,10 +167,10 @@ class StageRunner:
         spec = attempt.spec
         trouble = self._trouble_of(spec.rollout_id) if self._move else None
         attempt.llm = self._llms.for_rollout(attempt.server, spec.rollout_id, spec.priority, trouble)
-        policy, llm, numbers = self._policy_of(spec), attempt.llm, itertools.count(1)
-        attempt.context.conversation = policy.converse(spec, llm)
+        policy, llm, spent, numbers = self._policy_of(spec), attempt.llm, Spent(), itertools.count(1)
+        attempt.context.conversation = policy.converse(spec, llm, spent)
         attempt.context.web_search = self._web_search
-        attempt.context.converse = lambda: policy.converse(spec, llm, next(numbers))
+        attempt.context.converse = lambda: policy.converse(spec, llm, spent, next(numbers))
         if self._outside is None:
             await attempt.handler.run(attempt.context)
         else:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import aiohttp
 
 from prorl_hpc.agents.chat_format import ChatFormat
-from prorl_hpc.agents.conversation import TokenConversation
+from prorl_hpc.agents.conversation import Spent, TokenConversation
 from prorl_hpc.agents.turns import ParsedTurn
 from prorl_hpc.gateway.server import Gateway
 from prorl_hpc.gateway.session import Session
@@ -57,7 +57,8 @@ class WaitingLLM:
     """Answers ``texts`` in turn, each when ``go`` is set; ``cancelled`` counts those that were given up before."""
 
     def __init__(self, chat: ChatFormat, texts: Sequence[str]) -> None:
-        self._inner = ScriptedLLM(chat, list(texts))
+        self.texts = list(texts)
+        self._chat = chat
         self.go = asyncio.Event()
         self.waiting = self.cancelled = 0
 
@@ -70,7 +71,7 @@ class WaitingLLM:
             raise
         finally:
             self.waiting -= 1
-        return await self._inner.generate(token_ids, sampling)
+        return await ScriptedLLM(self._chat, [self.texts.pop(0)]).generate(token_ids, sampling)
 
 
 @dataclass
@@ -119,10 +120,10 @@ class Site:
 def new_context(chat: ChatFormat, llm: LLM, **limits: int) -> RolloutContext:
     """A rollout that has come to RUN; ``limits`` are TokenConversation's."""
     bounds = {"max_context_tokens": 4096, "max_turn_tokens": 256, **limits}
-    numbers = itertools.count()
+    numbers, spent = itertools.count(), Spent()
 
     def converse() -> TokenConversation:
-        return TokenConversation(chat, llm, SamplingParams(), seed_scope=str(next(numbers)), **bounds)
+        return TokenConversation(chat, llm, SamplingParams(), seed_scope=str(next(numbers)), spent=spent, **bounds)
 
     no_sandbox = cast(Sandbox, None)  # the gateway never looks at it
     return RolloutContext(RolloutSpec("rollout-0", "task", {}), no_sandbox, converse(), converse=converse)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ _COMMON = ("--cfg", "--resolve", "--package", "--run", "--multirun", "--config-d
 _RARE = ("--info", "--config-path", "--experimental-rerun", "--help", "--version", "--shell-completion")
 FLAGS = (*_COMMON, *_RARE)
 """Hydra's own."""
+_OF_POLICY = re.compile(r"policies\.[^.=]+\.")
 _SHORT = ("-h", "-c", "-p", "-r", "-m", "-sc", "-cp", "-cn", "-cd", "-i")
 _WITH_VALUE: tuple[str, ...] = (
     "--cfg",
@@ -98,6 +100,8 @@ def _compose(arguments: list[str]) -> list[Composed]:
 @contextmanager
 def _command_line(arguments: list[str]) -> Iterator[None]:
     """``sys.argv`` as Hydra shall see it. It lets exceptions out, instead of printing them and exiting."""
+    # a policy's setting may be one that no file has given: Hydra knows no schema for entries of a dictionary
+    words = [f"++{word}" if _OF_POLICY.match(word) else word for word in arguments]
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -105,10 +109,10 @@ def _command_line(arguments: list[str]) -> Iterator[None]:
             with tempfile.TemporaryDirectory(
                 prefix="prorl-sweep-"
             ) as sweep:  # for a record of Hydra's that nobody needs
-                sys.argv = ["prorl-hpc launch", *arguments, f"hydra.sweep.dir={sweep}"]
+                sys.argv = ["prorl-hpc launch", *words, f"hydra.sweep.dir={sweep}"]
                 yield
         else:
-            sys.argv = ["prorl-hpc launch", *arguments]
+            sys.argv = ["prorl-hpc launch", *words]
             yield
     finally:
         sys.argv = argv

@@ -13,7 +13,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from prorl_hpc.cli.composition_files import file_at_fault, file_problems
-from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.schema import PolicyConfig, ProrlConfig
 from prorl_hpc.config.store import conf_dir, user_conf_dirs
 
 _SEE = "`prorl-hpc launch --help` lists every setting"
@@ -96,6 +96,8 @@ def _explain_key(key: str) -> str:
     if parent in _open_dicts():
         return f"{key} is new: {parent} takes any name, written with a plus: '+{key}=…'"
     known = list(setting_names(ProrlConfig()))
+    if key.startswith("policies."):
+        known += setting_names(PolicyConfig(), f"policies.{key.split('.')[1]}.")
     last = key.rpartition(".")[2]
     beside = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
     near = [f"{parent}.{name}" for name in difflib.get_close_matches(last, beside, n=2, cutoff=0.7)] if parent else []

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from prorl_hpc.cli.composition import Composed, compose_all, show_help
 from prorl_hpc.config.model_directory import prepared_model
+from prorl_hpc.config.policies import models_of
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.validation import validate
@@ -79,14 +80,9 @@ def launch(entry: Composed, *, detach: bool, attempt: Attempt | None = None) -> 
     from prorl_hpc.transport.keys import RunKeys
 
     config = with_absolute_paths(entry.config)
-    if not config.model.path:
-        from prorl_hpc.cli.model import prepare_in_child
-        from prorl_hpc.cli.preflight_model import check_model
-
-        config.model.path = str(prepare_in_child(config.model.prepare))
-        if errors := check_model(Path(config.model.path)):
-            _tell_errors(errors)
-            return 2
+    if errors := _prepare_models(config):
+        _tell_errors(errors)
+        return 2
     plan = make_plan(config)
     root = Path(config.run.root)
     with _nothing_left_if_refused(root) as made:
@@ -96,6 +92,19 @@ def launch(entry: Composed, *, detach: bool, attempt: Attempt | None = None) -> 
         write_json(run.path / "environment.json", environment_record(entry.overrides))
         link_latest(run, root)
         return (attempt or _run_attempt)(run, config, plan, detach=detach)
+
+
+def _prepare_models(config: ProrlConfig) -> list[str]:
+    """Make the models that have no path yet, those of all policies; what is wrong with what was made."""
+    errors: list[str] = []
+    for model in models_of(config).values():
+        if not model.path:
+            from prorl_hpc.cli.model import prepare_in_child
+            from prorl_hpc.cli.preflight_model import check_model
+
+            model.path = str(prepare_in_child(model.prepare))
+            errors += check_model(Path(model.path))
+    return list(dict.fromkeys(errors))
 
 
 def _run_attempt(run: RunDirectory, config: ProrlConfig, plan: Plan, *, detach: bool) -> int:
@@ -155,6 +164,10 @@ def with_absolute_paths(config: ProrlConfig) -> ProrlConfig:
         config,
         run=dataclasses.replace(config.run, root=absolute(config.run.root)),
         model=dataclasses.replace(config.model, path=absolute(config.model.path)),
+        policies={
+            name: dataclasses.replace(policy, model=dataclasses.replace(policy.model, path=absolute(policy.model.path)))
+            for name, policy in config.policies.items()
+        },
         sandbox=dataclasses.replace(config.sandbox, image=absolute(image) if Path(image).exists() else image),
         task=task,
         cluster=dataclasses.replace(cluster, container=own, **containers),
@@ -184,7 +197,8 @@ def _dry_run(config: ProrlConfig) -> int:
     from prorl_hpc.cli.plan_view import dry_run
 
     config = with_absolute_paths(config)
-    config.model.path = config.model.path or str(prepared_model(config.model.prepare))
+    for model in models_of(config).values():
+        model.path = model.path or str(prepared_model(model.prepare))
     shown = dry_run(config, make_plan(config))
     print(shown.text)
     if shown.refused:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl_hpc.config.reference import field_docs
-from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.schema import PolicyConfig, ProrlConfig
 from prorl_hpc.config.store import conf_dir, user_conf_dirs
 
 _HEAD = """usage: prorl-hpc launch [GROUP=CHOICE | SETTING=VALUE …] [--dry-run] [--detach] [Hydra's flags]
@@ -41,9 +41,10 @@ def help_text(config: ProrlConfig, own_dir: Path | None = None) -> str:
         width = max(len(name) for name in choices)
         parts += [f"    {name:<{width}}  {first_comment(path)}".rstrip() for name, path in choices.items()]
     parts.append("\nSettings (SETTING=VALUE), here with the values that the words on this command line make:")
-    parts += [
-        line for group in dataclasses.fields(config) for line in _settings(getattr(config, group.name), group.name)
-    ]
+    groups = {group.name: getattr(config, group.name) for group in dataclasses.fields(config)}
+    named = groups["policies"] or {"NAME": PolicyConfig()}
+    groups |= {f"policies.{name}": policy for name, policy in named.items()}
+    parts += [line for name, group in groups.items() if name != "policies" for line in _settings(group, name)]
     return "\n".join(parts)
 
 

@@ -16,6 +16,7 @@ from prorl_hpc.cli.preflight_data import data_problems
 from prorl_hpc.cli.preflight_model import model_problems
 from prorl_hpc.cli.preflight_slurm import slurm_problems, slurm_warnings
 from prorl_hpc.config.cluster_validation import wasted
+from prorl_hpc.config.policies import models_of
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError, filled_in
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.size_validation import size_errors
@@ -40,6 +41,7 @@ def preflight(config: ProrlConfig, *, starting: bool = True) -> list[str]:
         _disk,
         _memory,
         model_problems,
+        _rewards,
         _packages,
         data_problems,
     ]
@@ -115,8 +117,8 @@ def _packages(config: ProrlConfig) -> Iterator[str]:
         name: cluster.container.image or getattr(cluster, name).container
         for name in ("rollout", "inference", "trainer")
     }
-    model = config.model
-    if not model.path and model.prepare and not is_prepared(model.prepare):
+    models = models_of(config).values()
+    if any(not model.path and model.prepare and not is_prepared(model.prepare) for model in models):
         yield from _missing("making the model", ("torch", "transformers"), "train")
     if cluster.inference.nodes and not in_image["inference"] and config.engine.kind in KINDS:
         try:
@@ -125,6 +127,20 @@ def _packages(config: ProrlConfig) -> Iterator[str]:
             yield str(error)
     if config.trainer.enabled and not in_image["trainer"]:
         yield from _missing("the trainer", _TRAINER_PACKAGES, "train")
+
+
+def _rewards(config: ProrlConfig) -> Iterator[str]:
+    """Reward functions of policies must import, here as on the workers."""
+    if not any(policy.reward for policy in config.policies.values()):
+        return
+    from prorl_hpc.worker.rewards import PolicyReward
+
+    for name, policy in config.policies.items():
+        if policy.reward:
+            try:
+                PolicyReward(name, policy.reward)
+            except ConfigError as error:
+                yield str(error)
 
 
 def _missing(what: str, packages: tuple[str, ...], extra: str) -> Iterator[str]:

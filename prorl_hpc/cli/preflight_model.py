@@ -1,4 +1,4 @@
-"""Whether the model is one that can be trained and served, as this run wants it."""
+"""Whether the models are such as can be trained and served, as this run wants it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.config.model_directory import check_model_dir, prepared_model
-from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.policies import model_setting, models_of
+from prorl_hpc.config.schema import ModelConfig, ProrlConfig
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.trainer.model_recipes import RECIPES, is_prepared
 
@@ -18,18 +19,22 @@ _HEADS = ("num_attention_heads", "n_head", "num_heads")
 
 
 def model_problems(config: ProrlConfig) -> Iterator[str]:
-    """Each as a sentence with its cure."""
-    model = config.model
+    """Of every policy's model, each as a sentence with its cure."""
+    for policy, model in models_of(config).items():
+        yield from _problems_of(config, model_setting(policy), model)
+
+
+def _problems_of(config: ProrlConfig, setting: str, model: ModelConfig) -> Iterator[str]:
     if model.path:
         path = Path(model.path).expanduser().absolute()
         wrong = check_model(path)
-        yield from wrong
+        yield from (error if setting == "model" else f"{setting}: {error}" for error in wrong)
         if not wrong:
-            yield from _fits(config, path)
+            yield from _fits(config, setting, model, path)
     elif model.prepare and model.prepare not in RECIPES:
-        yield f"model.prepare={model.prepare} is no recipe; recipes: {', '.join(sorted(RECIPES))}"
+        yield f"{setting}.prepare={model.prepare} is no recipe; recipes: {', '.join(sorted(RECIPES))}"
     elif model.prepare and is_prepared(model.prepare):
-        yield from _fits(config, prepared_model(model.prepare))
+        yield from _fits(config, setting, model, prepared_model(model.prepare))
 
 
 def check_model(path: Path) -> list[str]:
@@ -45,17 +50,17 @@ def check_model(path: Path) -> list[str]:
     return []
 
 
-def _fits(config: ProrlConfig, path: Path) -> Iterator[str]:
+def _fits(config: ProrlConfig, setting: str, model: ModelConfig, path: Path) -> Iterator[str]:
     """The model's own limits against the settings."""
     try:
         own = json.loads((path / "config.json").read_text())
     except FileNotFoundError:
         return
-    wanted, parallel = config.model.max_context_tokens, config.engine.tensor_parallel
+    wanted, parallel = model.max_context_tokens, config.engine.tensor_parallel
     longest, heads = _longest(own), _first(own, _HEADS)
     if longest and wanted > longest:
         yield (
-            f"model.max_context_tokens={wanted}: {path} was made for at most {longest} tokens (its config.json): set it to "
+            f"{setting}.max_context_tokens={wanted}: {path} was made for at most {longest} tokens (its config.json): set it to "
             f"{longest} or less"
         )
     if heads and heads % parallel:

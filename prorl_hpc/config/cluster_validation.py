@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator
 
 from prorl_hpc.config.cluster_words import cluster_words
+from prorl_hpc.config.policies import servers_on_node
+from prorl_hpc.config.policy_validation import servers_told
 from prorl_hpc.config.schema import ClusterConfig, ComponentConfig, ProrlConfig
 from prorl_hpc.config.size_validation import MOST_PER_NODE
 
@@ -169,15 +171,15 @@ def _gpus(config: ProrlConfig) -> Iterator[str]:
 
 def _gpus_used(config: ProrlConfig, name: str) -> int:
     if name == "inference":
-        return config.engine.servers_per_node * config.engine.tensor_parallel
+        return sum(servers_on_node(config).values()) * config.engine.tensor_parallel
     return config.trainer.ranks_per_node if name == "trainer" and config.trainer.enabled else 0
 
 
 def _uses(config: ProrlConfig, host: str) -> str:
     engine, trainer = config.engine, config.trainer
+    servers = f"({told})" if " plus " in (told := servers_told(config)) else told
     texts = {
-        "inference": f"engine.servers_per_node={engine.servers_per_node} times engine.tensor_parallel="
-        f"{engine.tensor_parallel}",
+        "inference": f"{servers} times engine.tensor_parallel={engine.tensor_parallel}",
         "trainer": f"trainer.ranks_per_node={trainer.ranks_per_node}, a GPU of its own for each",
     }
     used = [texts[name] for name in guests(config.cluster, host) if _gpus_used(config, name)]

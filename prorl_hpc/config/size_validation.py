@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from prorl_hpc.config.policies import servers_on_node
 from prorl_hpc.config.schema import ProrlConfig
 
 MOST_NODES, MOST_PER_NODE, MOST_PROCESSES = 10_000, 1_024, 100_000
@@ -27,6 +28,11 @@ def size_errors(config: ProrlConfig) -> Iterator[str]:
         for name in names.split()
         if (value := _value(config, name)) > most
     ]
+    alone += [
+        f"policies.{name}.servers_per_node={policy.servers_per_node}: must be at most {MOST_PER_NODE:,}"
+        for name, policy in config.policies.items()
+        if policy.servers_per_node > MOST_PER_NODE
+    ]
     yield from alone
     if not alone:
         yield from _together(config)
@@ -36,7 +42,7 @@ def _together(config: ProrlConfig) -> Iterator[str]:
     cluster, one_machine = config.cluster, config.cluster.kind == "local"
     per_node = {
         "rollout": ("rollout.workers_per_node", config.rollout.workers_per_node),
-        "inference": ("engine.servers_per_node", config.engine.servers_per_node),
+        "inference": ("engine.servers_per_node", sum(servers_on_node(config).values())),
         "trainer": ("trainer.ranks_per_node", config.trainer.ranks_per_node),
     }
     for name, (setting, processes) in per_node.items():

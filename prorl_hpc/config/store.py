@@ -47,17 +47,26 @@ def register() -> None:
             for path in user_conf_dirs():
                 search_path.append(provider="user", path=f"file://{path}")
 
-    ConfigStore.instance().store(name="prorl_schema", node=ProrlConfig)
+    ConfigStore.instance().store(name="prorl_schema", node=_Composable)
     known = Plugins.instance().discover(SearchPathPlugin)
     if all(plugin.__name__ != UserDirectories.__name__ for plugin in known):
         Plugins.instance().register(UserDirectories)
+
+
+@dataclasses.dataclass
+class _Composable(ProrlConfig):
+    """What is composed: OmegaConf adds entries to a dictionary of dataclasses from no command line. ``to_config`` checks
+    them against the schema."""
+
+    policies: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def to_config(composed: DictConfig | dict[str, Any]) -> ProrlConfig:
     """Merge over the schema and return plain dataclasses; OmegaConf's errors name the key."""
     from omegaconf import OmegaConf
 
-    merged = OmegaConf.merge(OmegaConf.structured(ProrlConfig), composed)
+    plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True) if OmegaConf.is_config(composed) else composed
+    merged = OmegaConf.merge(OmegaConf.structured(ProrlConfig), plain)
     config = OmegaConf.to_object(merged)
     assert isinstance(config, ProrlConfig)
     return config

@@ -26,7 +26,9 @@ def text_errors(config: ProrlConfig) -> Iterator[str]:
     """Each as one sentence."""
     for name, text in _texts("", config):
         last = name.rpartition(".")[2]
-        if name in _PATHS and any(len(part.encode(errors="replace")) > 255 for part in text.split("/")):
+        if (name in _PATHS or name.endswith(".model.path")) and any(
+            len(part.encode(errors="replace")) > 255 for part in text.split("/")
+        ):
             yield f"{name}={text[:80]}… is no path: a name in it is longer than the 255 bytes that file systems take"
         if name in _SEEN_ELSEWHERE:
             continue

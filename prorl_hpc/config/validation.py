@@ -13,6 +13,8 @@ from typing import Any
 
 from prorl_hpc.config.agent_validation import agent_errors
 from prorl_hpc.config.cluster_validation import cluster_errors
+from prorl_hpc.config.policies import model_setting, models_of
+from prorl_hpc.config.policy_validation import policy_errors
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.size_validation import size_errors
 from prorl_hpc.config.text_validation import text_errors
@@ -88,7 +90,7 @@ def validate(config: ProrlConfig) -> list[str]:
         *_clocks(config),
         *_sandbox(config),
         *_tokens(config),
-        *_outside(config),
+        *policy_errors(config),
         *agent_errors(config),
         *cluster_errors(config),
     ]
@@ -104,17 +106,23 @@ def setting(config: ProrlConfig, dotted: str) -> Any:
     """The value at ``trainer.steps`` or the like."""
     value: Any = config
     for name in dotted.split("."):
-        value = getattr(value, name)
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
     return value
 
 
 def _ranges(config: ProrlConfig) -> Iterator[str]:
     for (allowed, text), names in _RULES:
-        for name in names.split():
+        for name in (place for word in names.split() for place in _places(config, word)):
             value = setting(config, name)
             finite = not isinstance(value, float) or math.isfinite(value)
             if not finite or not allowed(value):
                 yield f"{name}={value}: must be {text}"
+
+
+def _places(config: ProrlConfig, name: str) -> list[str]:
+    """Settings of ``model`` are those of every policy's model."""
+    others = [f"policies.{policy}.{name}" for policy in config.policies] if name.startswith("model.") else []
+    return [name, *others]
 
 
 def _names(config: ProrlConfig) -> Iterator[str]:
@@ -207,19 +215,9 @@ def _clocks(config: ProrlConfig) -> Iterator[str]:
 
 
 def _tokens(config: ProrlConfig) -> Iterator[str]:
-    if config.task.max_turn_tokens >= config.model.max_context_tokens:
-        yield (
-            f"task.max_turn_tokens={config.task.max_turn_tokens} leaves no room for a prompt in "
-            f"model.max_context_tokens={config.model.max_context_tokens}"
-        )
-
-
-def _outside(config: ProrlConfig) -> Iterator[str]:
-    for url in config.engine.outside:
-        if not re.fullmatch(r"https?://[^\s/]+(/\S*)?|unix:/\S+", url):
+    for policy, model in models_of(config).items():
+        if config.task.max_turn_tokens >= model.max_context_tokens:
             yield (
-                f"engine.outside: {url!r} must be the URL of an OpenAI server, such as http://node7:8000/v1 or "
-                "unix:/run/llm.sock"
+                f"task.max_turn_tokens={config.task.max_turn_tokens} leaves no room for a prompt in "
+                f"{model_setting(policy)}.max_context_tokens={model.max_context_tokens}"
             )
-    if len(set(config.engine.outside)) < len(config.engine.outside):
-        yield f"engine.outside={','.join(config.engine.outside)}: every server must be named once"

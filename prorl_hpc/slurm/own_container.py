@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from prorl_hpc import __version__
 from prorl_hpc.config.model_directory import prorl_home
+from prorl_hpc.config.policies import models_of
 from prorl_hpc.config.run_directory import RunDirectory, filled_in
 from prorl_hpc.config.schema import ClusterConfig, ProrlConfig
 from prorl_hpc.messages.errors import RunError
@@ -101,11 +102,12 @@ def paths_of(config: ProrlConfig, run: RunDirectory, environ: Mapping[str, str])
     """What the processes read and write, to be bound where it lies; of these what is there. A path that leads over
     links is bound under both its names. Raises RunError for one that --bind would cut in pieces."""
     task, sandbox = config.task, config.sandbox
-    wanted = [str(filled_in(config.run.runtime_root)), str(run.path), str(prorl_home()), config.model.path]
-    wanted += [task.train.path, task.heldout.path, sandbox.image, environ.get("TMPDIR", "")]
+    wanted = [str(filled_in(config.run.runtime_root)), str(run.path), str(prorl_home())]
+    models = [model.path for model in models_of(config).values()]
+    wanted += [*models, task.train.path, task.heldout.path, sandbox.image, environ.get("TMPDIR", "")]
     named = [Path(path).absolute() for path in wanted if "/" in path and Path(path).exists()]
     found = dict.fromkeys(str(name) for path in named for name in (path, path.resolve()))
-    found |= dict.fromkeys(_behind_links(config.model.path))
+    found |= dict.fromkeys(link for model in models for link in _behind_links(model))
     if cut := [path for path in found if ":" in path or "," in path]:
         raise RunError(f"{cut[0]} cannot be bound into a container: it has ':' or ',' in it; move or rename it")
     return list(found)

@@ -22,7 +22,7 @@ from prorl_hpc.observe.metrics import MetricsLog
 
 _LEAD_S = 35.0
 """The trainer takes some ten seconds to load; then a step or more must fit in."""
-_STEPS_A_REQUEUE = 10
+_STEPS_A_REQUEUE = 4
 _WORDS = ("experiment=quick", "cluster=slurm", "engine=transformers", "sandbox=local", "trainer.eval_prompts=8")
 _PLACES = ("rollout.nodes=2", "rollout.partition=cpu", "inference.partition=gpu", "inference.gpus=1")
 
@@ -43,6 +43,8 @@ def _config(directory: Path, model: Path, requeues: int) -> ProrlConfig:
     places = [f"cluster.{words}" for words in (*_PLACES, "trainer.partition=gpu", "trainer.gpus=1")]
     more = [f"run.root={directory / 'runs'}", f"model.path={model}", f"trainer.steps={_STEPS_A_REQUEUE * requeues}"]
     config = compose([*_WORDS, *places, *more])
+    # on a loaded machine an attempt of half a minute may fit no step in
+    config.cluster.requeue_without_progress = requeues + 1
     limit_attempts(config, _LEAD_S)
     return config
 

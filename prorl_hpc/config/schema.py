@@ -60,7 +60,8 @@ class PolicyConfig:
     """One more policy, served side by side with ``model`` (which is the policy named ``policy``, the one that is trained).
     Everything else of ``engine`` holds for its servers too."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(name=""))
+    """As group ``model``; without a name it is called as the policy."""
     servers_per_node: int = 1
     """LLM servers of this policy on each inference node, beside engine.servers_per_node of the trained one."""
     outside: list[str] = field(default_factory=list)

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from prorl_hpc.messages.batch import BatchProgress
-from prorl_hpc.messages.status import Phase, ServerStatus, WorkerStatus
+from prorl_hpc.messages.rollout import Status
+from prorl_hpc.messages.status import Phase, PolicyStatus, ServerStatus, WorkerStatus
 from prorl_hpc.observe.restarts import Restart
 from prorl_hpc.observe.snapshot import Snapshot
-from prorl_hpc.observe.wording import clock, count, number, sparkline
+from prorl_hpc.observe.wording import clock, count, finishes_told, number, sparkline
 
 PHASE_STYLE = {
     Phase.STARTING: "yellow",
@@ -43,6 +44,8 @@ def render(run_id: str, snapshot: Snapshot, elapsed_s: float) -> RenderableType:
             parts.append(_worker_table(snapshot.run.workers))
         if snapshot.run.servers and not snapshot.gone:
             parts.append(_server_table(snapshot.run.servers))
+        if len(snapshot.run.policies) > 1:
+            parts.append(_policy_table(snapshot.run.policies, gone=snapshot.gone))
         parts.append(_rollout_line(snapshot))
     if snapshot.trainer is not None:
         parts.append(_training(snapshot))
@@ -107,12 +110,15 @@ def _pool(used_and_size: list[int]) -> Text:
 
 
 def _server_table(servers: list[ServerStatus]) -> Table:
-    table = _table("server", "node", "engine", "weights", "running", "waiting", "tokens/s", "")
+    several = len({server.policy for server in servers}) > 1
+    policy = ["policy"] if several else []
+    table = _table("server", *policy, "node", "engine", "weights", "running", "waiting", "tokens/s", "")
     for server in servers[:MAX_ROWS]:
         health = Text(server.detail) if server.healthy else Text(server.detail or "unhealthy", style="bold red")
         _row(
             table,
             server.server_id + DRAINING * server.draining,
+            *([server.policy] if several else []),
             server.node or server.url,
             server.engine,
             f"v{server.weight_version}",
@@ -122,6 +128,26 @@ def _server_table(servers: list[ServerStatus]) -> Table:
             health,
         )
     _more(table, len(servers))
+    return table
+
+
+def _policy_table(policies: list[PolicyStatus], *, gone: bool) -> Table:
+    """What their rollouts came to; the seconds are means of those that are done."""
+    table = _table("policy", "weights", "servers", "done", "broken", "reward", "seconds", "tokens", "finishes")
+    for policy in policies[:MAX_ROWS]:
+        _row(
+            table,
+            policy.policy,
+            f"v{policy.newest_version}",
+            "" if gone else f"{policy.eligible}/{policy.servers}",
+            str(policy.rollouts.get(Status.DONE.value, 0)),
+            str(sum(policy.rollouts.get(status.value, 0) for status in (Status.FAILED, Status.TIMED_OUT))),
+            number(policy.reward, 3),
+            number(policy.seconds, 1),
+            str(policy.generated_tokens),
+            finishes_told(policy.finishes),
+        )
+    _more(table, len(policies))
     return table
 
 
@@ -136,10 +162,6 @@ def _rollout_line(snapshot: Snapshot) -> Text:
         line.append("  draining: those under way may end, none is started", style="yellow")
     elif snapshot.run.paused:
         line.append("  paused: no rollout is started", style="yellow")
-    if len(snapshot.run.policies) > 1:
-        for policy in snapshot.run.policies:
-            served = f"v{policy.newest_version} on {policy.eligible} of {count(policy.servers, 'server')}"
-            line.append(f"\npolicy {policy.policy}  {served}")
     for batch in snapshot.run.batches[:2]:
         line.append("\n" + _batch(batch))
     return line

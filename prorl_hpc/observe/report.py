@@ -17,7 +17,7 @@ from prorl_hpc.observe.reading import read_tolerantly
 from prorl_hpc.observe.restarts import read_restarts
 from prorl_hpc.observe.reward_plot import draw_reward_plot
 from prorl_hpc.observe.run_figures import RunFigures, wilson_interval
-from prorl_hpc.observe.wording import clock, count, number
+from prorl_hpc.observe.wording import clock, count, finishes_told, number
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -34,6 +34,7 @@ def write_report(run: RunDirectory) -> Path:
         _attempts(run),
         _throughput(figures),
         _groups(figures),
+        _policies(figures),
         _agreement(figures),
         _places(run, figures),
         _next_steps(run, config, figures),
@@ -198,6 +199,27 @@ def _groups(figures: RunFigures) -> str:
         broken = [(str(b.count), b.stage or "–", b.kind, b.message) for b in figures.breakages]
         text += "\n\n" + _table(("rollouts", "stage", "kind", "what was said"), broken)
     return text
+
+
+def _policies(figures: RunFigures) -> str:
+    """Side by side, of a run that has several."""
+    if len(figures.policies) < 2:
+        return ""
+    header = ("policy", "done", "broken", "reward, mean", "seconds, mean", "generated tokens", "finish reasons")
+    rows = [
+        (
+            policy.policy,
+            str(policy.rollouts.get("done", 0)),
+            str(policy.rollouts.get("failed", 0) + policy.rollouts.get("timed_out", 0)),
+            number(policy.reward, 3),
+            number(policy.seconds, 1),
+            str(policy.generated_tokens),
+            finishes_told(policy.finishes) or "–",
+        )
+        for policy in figures.policies
+    ]
+    note = "Rollouts of all attempts, evaluations included; means are over those that are done, seconds with queues."
+    return f"## Policies side by side\n\n{note}\n\n" + _table(header, rows)
 
 
 def _agreement(figures: RunFigures) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.messages.status import PolicyStatus, RunStatus
 from prorl_hpc.observe.metrics import MetricsLog, newest_per_step
+from prorl_hpc.observe.reading import read_tolerantly
 from prorl_hpc.observe.rollout_store import read_rollouts
 
 Record = dict[str, Any]
@@ -57,6 +59,8 @@ class RunFigures:
     """The commonest ones, most first; empty where trajectories are not kept."""
     checkpoints: list[Path]
     """Loadable ones, oldest first."""
+    policies: list[PolicyStatus] = field(default_factory=list)
+    """What the rollouts of each came to, as the rollout service said last."""
 
     @classmethod
     def of(cls, run: RunDirectory) -> RunFigures:
@@ -74,6 +78,7 @@ class RunFigures:
             failures=dict(failures),
             breakages=_breakages(table),
             checkpoints=loadable_checkpoints(run),
+            policies=status.policies if (status := read_tolerantly(run.status_file, RunStatus)) is not None else [],
         )
 
     def total(self, key: str) -> float | None:

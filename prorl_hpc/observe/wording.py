@@ -37,6 +37,11 @@ def count(amount: int, singular: str, plural: str = "") -> str:
     return f"{amount} {singular if amount == 1 else plural or singular + 's'}"
 
 
+def finishes_told(finishes: dict[str, int]) -> str:
+    """``120 answer, 8 context``, the commonest first."""
+    return ", ".join(f"{n} {finish}" for finish, n in sorted(finishes.items(), key=lambda item: (-item[1], item[0])))
+
+
 def step_seconds(record: dict[str, Any]) -> float | None:
     """Seconds that a step took in all; None if its record does not say."""
     seconds = record.get("seconds")

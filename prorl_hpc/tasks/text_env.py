@@ -1,7 +1,8 @@
 """Any environment with ``reset`` and ``step`` whose observations and actions are text, as Gymnasium has them.
 
 ``task.options.env`` names it: ``module:Class`` (or a function that makes one), or an id that Gymnasium knows. Each episode
-lives in a process of its own, so that it may block, crash or hang; it ends with the rollout. An observation is the user's
+lives in a process of its own, so that it may block, crash or hang; it is forked from one that has imported the environment,
+and ends with the rollout. An observation is the user's
 message, the action is found in the assistant's turn, and the reward is the episode's.
 """
 
@@ -22,7 +23,7 @@ from prorl_hpc.tasks.protocol import Conversation, Evaluation, RolloutContext
 from prorl_hpc.tasks.registry import check_options
 from prorl_hpc.tasks.rows import in_split, require
 from prorl_hpc.tasks.side.options import interpreter_problem, read_mapping, read_name, read_seconds
-from prorl_hpc.tasks.side.process import SideError, SideProcess, call_once
+from prorl_hpc.tasks.side.process import Call, SideEpisode, SideError, SideServer, call_once
 
 _MODULE = "text_environment"
 _THOUGHT = re.compile(r"\A(?:\s*<think>)?.*?</think>", re.DOTALL)
@@ -71,6 +72,8 @@ class TextEnv:
         check_options(task, _OPTIONS)
         self._task = task
         self._options = _read_options(task.options)
+        start = {"env": self._options.env}
+        self._server = SideServer(_MODULE, self._options.python, start, self._options.start_timeout_s)
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
         source = random.Random(f"{split}/{seed}")
@@ -94,24 +97,29 @@ class TextEnv:
         if problem := interpreter_problem(options.python):
             yield problem
             return
-        opening = {"env": options.env, "kwargs": options.kwargs, "seed": 0, "options": options.reset}
+        opening = {"kwargs": options.kwargs, "seed": 0, "options": options.reset}
         try:
-            call_once(_MODULE, options.python, "begin", options.start_timeout_s, **opening)
+            calls: list[Call] = [("prepare", {"env": options.env}), ("begin", opening)]
+            call_once(_MODULE, options.python, calls, options.start_timeout_s)
         except SideError as error:
             yield f"task.options.env={options.env} cannot be played: {error}"
 
     async def init(self, context: RolloutContext) -> None:
-        """Nothing to prepare: the environment's process lives within RUN, which ends it whatever happens."""
+        """The episode's own process lives within RUN, which ends it whatever happens; here is waited for the one that
+        imports the environment, once on each worker."""
+        try:
+            await self._server.ready()
+        except SideError as error:
+            raise RuntimeError(f"the environment {self._options.env}: {error}") from error
 
     async def run(self, context: RolloutContext) -> None:
         options, row = self._options, context.spec.row
         episode = context.notes["episode"] = Episode()
         try:
-            async with SideProcess(_MODULE, options.python) as side:
+            async with self._server.episode() as side:
                 begun = await side.call(
                     "begin",
                     options.start_timeout_s,
-                    env=options.env,
                     kwargs=options.kwargs,
                     seed=row["seed"],
                     options={**options.reset, **row.get("options", {})},
@@ -137,7 +145,7 @@ class TextEnv:
         )
 
     async def _play(
-        self, conversation: Conversation, side: SideProcess, begun: Mapping[str, Any], episode: Episode
+        self, conversation: Conversation, side: SideEpisode, begun: Mapping[str, Any], episode: Episode
     ) -> None:
         system = self._task.system_prompt or begun["system_prompt"]
         opening = [Message("system", system)] if system else []
@@ -161,7 +169,7 @@ class TextEnv:
                 return
             conversation.append([reply])
 
-    async def _answer(self, turn: str, side: SideProcess, episode: Episode) -> Message | None:
+    async def _answer(self, turn: str, side: SideEpisode, episode: Episode) -> Message | None:
         """What the policy is shown; None if the rollout ends for want of an action."""
         action = find_action(turn, self._options.action)
         if action is None:

@@ -1,7 +1,8 @@
 """Environments of the PyPI package ``verifiers``, which drive their rollouts themselves and score them.
 
 ``task.options.env`` is the environment's id, as ``verifiers`` has it: the installed module's name. The environment runs in
-a process, and with ``task.options.python`` in a Python, of its own; its client talks to this node's LLM gateway, which
+a process, and with ``task.options.python`` in a Python, of its own, forked for each rollout from one that has loaded it; its
+client talks to this node's LLM gateway, which
 records the ids of every call. The trajectory is what the gateway recorded, the reward is what the environment's rubric or
 task gave.
 """
@@ -20,7 +21,7 @@ from prorl_hpc.tasks.protocol import Evaluation, GatewayAccess, RolloutContext
 from prorl_hpc.tasks.registry import check_options
 from prorl_hpc.tasks.rows import require
 from prorl_hpc.tasks.side.options import interpreter_problem, read_mapping, read_name, read_seconds
-from prorl_hpc.tasks.side.process import SideError, SideProcess, call_once
+from prorl_hpc.tasks.side.process import SideEpisode, SideError, SideServer, call_once
 
 _MODULE = "verifiers_rollout"
 _LEAVE_S = 30.0
@@ -37,7 +38,8 @@ class VerifiersEnv:
         self._env = read_name(task.options, "env", "an environment as verifiers names it, like gsm8k or owner/gsm8k")
         self._python = str(task.options.get("python") or "")
         self._timeout_s = read_seconds(task.options, "start_timeout_s", 120.0)
-        self._kwargs = read_mapping(task.options, "kwargs")
+        self._start = {"env": self._env, "kwargs": read_mapping(task.options, "kwargs")}
+        self._server = SideServer(_MODULE, self._python, self._start, self._timeout_s)
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
         inputs = self._ask("rows", split=split, size=size, seed=seed)
@@ -56,18 +58,23 @@ class VerifiersEnv:
             yield problem
             return
         try:
-            self._ask("check")
+            self._ask()
         except ConfigError as error:
             yield str(error)
 
     async def init(self, context: RolloutContext) -> None:
-        """Nothing to prepare: the environment's process lives within RUN, which ends it whatever happens."""
+        """The rollout's own process lives within RUN, which ends it whatever happens; here is waited for the one that loads
+        the environment, once on each worker."""
+        try:
+            await self._server.ready()
+        except SideError as error:
+            raise RuntimeError(f"the environment {self._env}: {error}") from error
 
     async def run(self, context: RolloutContext) -> None:
         gateway = context.require_gateway()
         with tempfile.TemporaryDirectory(prefix="prorl-verifiers-", ignore_cleanup_errors=True) as scratch:
             try:
-                async with SideProcess(_MODULE, self._python) as side:
+                async with self._server.episode() as side:
                     context.notes["scored"] = await self._play(side, context, gateway, scratch)
             except SideError as error:
                 if gateway.session.failure is not None:
@@ -79,15 +86,13 @@ class VerifiersEnv:
         return Evaluation(scored["reward"], {**scored["metrics"], "model_calls": scored["calls"]})
 
     async def _play(
-        self, side: SideProcess, context: RolloutContext, gateway: GatewayAccess, scratch: str
+        self, side: SideEpisode, context: RolloutContext, gateway: GatewayAccess, scratch: str
     ) -> dict[str, Any]:
         """The environment's own score. One that breaks because its calls or tokens are used up is scored nevertheless."""
         session = gateway.session
         rollout = side.call(
             "rollout",
             None,
-            env=self._env,
-            kwargs=self._kwargs,
             input=context.spec.row["input"],
             socket=str(gateway.socket),
             key=session.key,
@@ -115,10 +120,9 @@ class VerifiersEnv:
             conversation.end(Finish.ENVIRONMENT)
         return {**scored, "calls": session.calls}
 
-    def _ask(self, call: str, **arguments: Any) -> Any:
+    def _ask(self, call: str = "", **arguments: Any) -> Any:
         try:
-            return call_once(
-                _MODULE, self._python, call, self._timeout_s, env=self._env, kwargs=self._kwargs, **arguments
-            )
+            calls = [("prepare", self._start), *([(call, arguments)] if call else [])]
+            return call_once(_MODULE, self._python, calls, self._timeout_s)
         except SideError as error:
             raise ConfigError(f"task.options.env={self._env} cannot be used: {error}") from error

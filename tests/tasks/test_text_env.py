@@ -26,7 +26,7 @@ from prorl_hpc.tasks.dataset import load_rows
 from prorl_hpc.tasks.protocol import Evaluation, problems_of
 from prorl_hpc.tasks.registry import get_handler
 from prorl_hpc.tasks.testing import ScriptedLLM, play, write_chat_model
-from prorl_hpc.tasks.text_env import find_action
+from prorl_hpc.tasks.text_env import TextEnv, find_action
 
 TASK = dataclasses.replace(compose(["task=text_env"]).task, train=DataConfig(size=12), heldout=DataConfig(size=6))
 ROW = {"id": "a", "seed": 7, "options": {}}
@@ -141,10 +141,14 @@ async def test_what_breaks_is_told(chat: ChatFormat, how: str, message: str) -> 
     assert str(told.value).startswith("the environment text_env_games:Broken, seed 7: ")
 
 
-async def test_cancelling_kills_the_episode_and_its_children(chat: ChatFormat) -> None:
+async def test_cancelling_kills_the_episode_and_its_children_alone(chat: ChatFormat) -> None:
     task = _task(call_timeout_s=600.0, env="text_env_games:Broken", kwargs={"how": "child"})
-    playing = asyncio.create_task(_play(task, chat, ["go"]))
-    while len(group := _processes_of_episodes()) < 2:
+    handler = TextEnv(task)
+    scripted = ScriptedLLM(chat, ["go"])
+    await handler._server.ready()
+    (server,) = {handler._server._host._process.pid}  # type: ignore[union-attr]
+    playing = asyncio.create_task(play(handler, ROW, FakeSandbox(SandboxSpec("s0"), cat), chat, scripted))
+    while len(group := _below(server)) < 2:
         await asyncio.sleep(0.02)
         assert not playing.done()
     playing.cancel()
@@ -152,30 +156,31 @@ async def test_cancelling_kills_the_episode_and_its_children(chat: ChatFormat) -
         await playing
     while any(_lives(pid) for pid in group):  # noqa: ASYNC110  (another process's end)
         await asyncio.sleep(0.02)
+    assert _lives(server)
 
 
-def test_an_episode_ends_with_its_worker(tmp_path: Path) -> None:
+def test_an_episode_ends_with_its_worker() -> None:
     code = (
-        "import asyncio, os, sys\n"
-        "from prorl_hpc.tasks.side.process import SideProcess\n"
+        "import asyncio, os\n"
+        "from prorl_hpc.tasks.side.process import SideServer\n"
         "async def main():\n"
-        "    async with SideProcess('text_environment') as side:\n"
-        "        opening = dict(env='text_env_games:Broken', kwargs={'how': 'hang'}, seed=0, options={})\n"
-        "        await side.call('begin', 30.0, **opening)\n"
-        "        asyncio.create_task(side.call('step', 600.0, action='go'))\n"
+        "    server = SideServer('text_environment', '', {'env': 'text_env_games:Broken'}, 60.0)\n"
+        "    async with server.episode() as side:\n"
+        "        await side.call('begin', 30.0, kwargs={'how': 'hang'}, seed=0, options={})\n"
+        "        stepping = asyncio.create_task(side.call('step', 600.0, action='go'))\n"
         "        await asyncio.sleep(0.1)\n"
-        "        print(side._process.pid, flush=True)\n"
+        "        print(side._pid, server._host._process.pid, server._socket.parent, flush=True)\n"
         "        os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
-    pid = int(done.stdout)
+    episode, server, directory = done.stdout.split()
     for _ in range(500):
-        if not _lives(pid):
+        if not _lives(int(episode)) and not _lives(int(server)) and not Path(directory).exists():
             return
         subprocess.run(["sleep", "0.02"], check=True)
-    pytest.fail(f"the episode {pid} outlived its worker")
+    pytest.fail(f"the episode {episode} or its server {server} outlived their worker: {done.stderr}")
 
 
 def _lives(pid: int) -> bool:
@@ -185,18 +190,17 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def _processes_of_episodes() -> set[int]:
-    found = set()
+def _below(pid: int) -> set[int]:
+    """Processes below ``pid``, whichever sessions they are in."""
+    parents = {}
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and os.getsid(int(entry.name)) != os.getsid(0):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                ours = parent == os.getpid() or parent in found
-                if ours and b"text_environment" in (entry / "cmdline").read_bytes():
-                    found.add(int(entry.name))
+            if entry.name.isdigit():
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-    return found
+    below = {child for child, parent in parents.items() if parent == pid}
+    return below.union(*map(_below, below))
 
 
 def test_rows_by_seed_are_repeatable_and_share_nothing() -> None:

@@ -2,7 +2,9 @@
 
 A call is one JSON line ``{"call": NAME, …arguments}`` on standard input; its answer is one JSON line on what was standard
 output: ``{"value": …}`` or ``{"error": "…", "place": "file:line"}``. What the environment prints goes to standard error.
-When standard input ends, this process does, with all that it started, whatever the environment is doing.
+The call ``serve`` is the last: from then on each connection to the Unix socket that it names gets a fork of this process,
+with all that is imported and prepared, which answers calls on the connection, prints into a file beside the socket, and
+ends with the connection. When standard input ends everything does, whatever the environment is doing.
 """
 
 from __future__ import annotations
@@ -14,29 +16,35 @@ import inspect
 import json
 import os
 import queue
+import random
+import shutil
 import signal
+import socket
 import sys
 import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 HERE = Path(__file__).resolve().parent
+_POLL_S = 0.1
+"""Between two looks for forks that have ended."""
+_scratch: list[Path] = []
+"""The socket's directory, removed when standard input ends: then nobody else is there to do it."""
 
 
-def main() -> None:
+def main() -> NoReturn:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the environment prints is not an answer
     # Python puts a script's own directory first, where our module names would hide others of the same name.
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != HERE]
     calls = _load(sys.argv[1])
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(lines,), daemon=True).start()
-    with asyncio.Runner() as runner:
-        while True:
-            message = json.loads(lines.get())
-            _answer(answers, _call(runner, calls, message))
+    lines = _listen(os.dup(0))
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)  # an environment that asks at the terminal gets an end, not our next call
+    os.close(devnull)
+    _answer_calls(calls, lines, answers)
 
 
 def kill_with_descendants(pid: int) -> None:
@@ -64,25 +72,37 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-def _listen(lines: queue.SimpleQueue[bytes]) -> None:
-    with os.fdopen(os.dup(0), "rb") as stdin:
-        devnull = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(devnull, 0)  # an environment that asks at the terminal gets an end, not our next call
-        os.close(devnull)
-        for line in stdin:
-            lines.put(line)
-    kill_with_descendants(os.getpid())
+def _listen(source: int) -> queue.SimpleQueue[bytes]:
+    """Lines of a file descriptor, read in a thread that ends this process and all below it when they end."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def listen() -> None:
+        with os.fdopen(source, "rb") as stream, contextlib.suppress(OSError):
+            for line in stream:
+                lines.put(line)
+        for directory in _scratch:
+            shutil.rmtree(directory, ignore_errors=True)
+        kill_with_descendants(os.getpid())
+
+    threading.Thread(target=listen, daemon=True).start()
+    return lines
 
 
-def _call(runner: asyncio.Runner, calls: ModuleType, message: dict[str, Any]) -> dict[str, Any]:
+def _answer_calls(calls: ModuleType, lines: queue.SimpleQueue[bytes], answers: BinaryIO) -> NoReturn:
+    while True:
+        message = json.loads(lines.get())
+        if message["call"] == "serve":
+            _serve(calls, Path(message["socket"]), answers)
+        _write(answers, _call(calls, message))
+
+
+def _call(calls: ModuleType, message: dict[str, Any]) -> dict[str, Any]:
     try:
         for entry in message.pop("paths", ()):
             if entry not in sys.path:
                 sys.path.append(entry)
         value = getattr(calls, message.pop("call"))(**message)
-        if inspect.isawaitable(value):
-            value = runner.run(_await(value))
-        return {"value": value}
+        return {"value": asyncio.run(value) if inspect.iscoroutine(value) else value}
     except BaseException as error:  # the environment's own code: whatever it raises, its words and place are wanted
         last = traceback.extract_tb(error.__traceback__)[-1]
         traceback.print_exc()
@@ -91,17 +111,69 @@ def _call(runner: asyncio.Runner, calls: ModuleType, message: dict[str, Any]) ->
         return {"error": words, "place": place}
 
 
-async def _await(value: Any) -> Any:
-    return await value
-
-
-def _answer(out: BinaryIO, answer: dict[str, Any]) -> None:
+def _write(out: BinaryIO, answer: dict[str, Any]) -> None:
     try:
         line = json.dumps(answer)
     except (TypeError, ValueError) as error:
         line = json.dumps({"error": f"the answer is not JSON: {error}", "place": ""})
     out.write(line.encode() + b"\n")
     out.flush()
+
+
+# forks
+
+
+def _serve(calls: ModuleType, path: Path, answers: BinaryIO) -> NoReturn:
+    """A fork for each connection; how it ended is written to LOG.exit, for the connection tells nothing of it."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(256)
+    listener.settimeout(_POLL_S)
+    _scratch.append(path.parent)
+    _write(answers, {"value": None})
+    logs: dict[int, Path] = {}
+    number = 0
+    while True:
+        _note_ends(logs)
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        number += 1
+        log = path.with_name(f"{number}.log")
+        pid = os.fork()
+        if pid == 0:
+            listener.close()
+            _be_a_fork(calls, connection, log)
+        logs[pid] = log
+        connection.close()
+
+
+def _note_ends(logs: dict[int, Path]) -> None:
+    for pid, log in list(logs.items()):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            del logs[pid]
+            if log.exists():  # whoever had the connection is still interested
+                log.with_suffix(".exit").write_text(str(os.waitstatus_to_exitcode(status)))
+
+
+def _be_a_fork(calls: ModuleType, connection: socket.socket, log: Path) -> NoReturn:
+    _scratch.clear()
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    connection.settimeout(None)
+    printed = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    os.close(printed)
+    # All forks would draw the same numbers as the process that they come from.
+    random.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    answers = os.fdopen(os.dup(connection.fileno()), "wb")
+    _write(answers, {"value": {"pid": os.getpid(), "log": str(log)}})
+    _answer_calls(calls, _listen(connection.detach()), answers)
 
 
 if __name__ == "__main__":

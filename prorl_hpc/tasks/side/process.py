@@ -1,4 +1,4 @@
-"""A process beside this one that answers calls: asynchronous for rollouts, and once for datasets and checks."""
+"""This process's side of an environment's: one that prepares, and a fork of it for each episode."""
 
 from __future__ import annotations
 
@@ -6,149 +6,233 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from prorl_hpc.tasks.side.host import kill_with_descendants
 
 _HOST = Path(__file__).with_name("host.py")
 _LONGEST_ANSWER_BYTES = 64 * 2**20
-_KEPT_BYTES = 4000
-"""Of what the process printed, to be shown when it breaks."""
+_SHOWN_BYTES = 600
+"""Of what the process printed, when it breaks."""
 _ENDING_S = 1.0
 """How long a process whose answers have ended may take to end itself, so that its exit code can be told."""
+_LONGEST_SOCKET = 100
+Call = tuple[str, dict[str, Any]]
 
 
 class SideError(Exception):
     """The other process broke, hung, or said what is wrong; in words for a person."""
 
 
-class SideProcess:
-    """``async with SideProcess("text_environment", python) as side: await side.call("begin", 30.0, …)``.
+def call_once(module: str, python: str, calls: Sequence[Call], timeout_s: float) -> Any:
+    """The last call's value, of a process that is then ended; blocks for at most ``timeout_s``. SideError."""
+    host = _Host(module, python)
+    try:
+        host.start()
+        return host.ask(calls, timeout_s)
+    finally:
+        host.end()
 
-    Leaving the block, by whichever way, kills the process and all that it started; they end too when this process does.
+
+class SideServer:
+    """Prepares an environment once, in a process of its own, and plays each episode in a fork of that process.
+
+    The process is started when it is first needed, again if it died, and ends with this object or this process.
     """
 
-    def __init__(self, module: str, python: str = "", env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, module: str, python: str, prepare: Mapping[str, Any], timeout_s: float) -> None:
         """``module``: one beside host.py. ``python``: an interpreter; empty: this one, which then finds modules where this
-        process does. ``env``: variables beside this process's own."""
-        self._arguments = _arguments(module, python)
-        self._paths = [] if python else list(sys.path)
-        self._env = {**os.environ, **(env or {})}
-        self._process: asyncio.subprocess.Process | None = None
-        self._printed = bytearray()
-        self._listening: asyncio.Task[None] | None = None
+        process does. ``prepare``: arguments of the module's function of that name, which may take ``timeout_s``."""
+        self._module = module
+        self._python = python
+        self._prepare = dict(prepare)
+        self._timeout_s = timeout_s
+        self._starting = threading.Lock()
+        self._host: _Host | None = None
+        self._socket = Path()
 
-    async def __aenter__(self) -> Self:
+    async def ready(self) -> None:
+        """Wait until the process is prepared. SideError."""
+        await asyncio.to_thread(self._ensure)
+
+    @contextlib.asynccontextmanager
+    async def episode(self) -> AsyncIterator[SideEpisode]:
+        """A fork, killed with all that it started when the block is left, by whichever way. SideError."""
+        if self._host is None or not self._host.alive:
+            await self.ready()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                limit=_LONGEST_ANSWER_BYTES,
-                env=self._env,
-                start_new_session=True,
-            )
+            reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=_LONGEST_ANSWER_BYTES)
         except OSError as error:
-            raise SideError(f"{self._arguments[0]} cannot be started: {error.strerror}") from error
-        self._listening = asyncio.create_task(self._keep_what_it_prints())
-        return self
+            raise SideError(f"the environment's process does not answer: {error}") from error
+        episode = SideEpisode(reader, writer)
+        try:
+            await episode.greet(self._timeout_s)
+            yield episode
+        finally:
+            episode.end()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process is not None and self._listening is not None, "left after it was entered"
-        kill_with_descendants(self._process.pid)
-        self._listening.cancel()
-        await asyncio.gather(self._process.wait(), self._listening, return_exceptions=True)
+    def _ensure(self) -> None:
+        with self._starting:
+            if self._host is not None and self._host.alive:
+                return
+            directory = _short_directory()
+            host = _Host(self._module, self._python)
+            # Also when this object is forgotten, or the interpreter ends.
+            weakref.finalize(self, _clear, host, directory)
+            host.start()
+            self._socket = directory / "side"
+            host.ask([("prepare", self._prepare), ("serve", {"socket": str(self._socket)})], self._timeout_s)
+            self._host = host
+
+
+class SideEpisode:
+    """One fork, on a connection of its own."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._pid = 0
+        self._log = Path()
+
+    async def greet(self, timeout_s: float) -> None:
+        hello = await self._answer("its start", timeout_s)
+        self._pid, self._log = hello["pid"], Path(hello["log"])
 
     async def call(self, name: str, timeout_s: float | None, **arguments: Any) -> Any:
         """What the function ``name`` returns; SideError if it raises, ends or does not answer within ``timeout_s`` (None: no
         limit)."""
-        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(ConnectionError):  # it ended meanwhile: the missing answer says so
+            self._writer.write(_line(name, arguments))
+            await self._writer.drain()
+        return await self._answer(name, timeout_s)
+
+    def end(self) -> None:
+        self._writer.close()
+        if self._pid:
+            kill_with_descendants(self._pid)
+        for path in (self._log, self._log.with_suffix(".exit")) if self._pid else ():
+            path.unlink(missing_ok=True)
+
+    async def _answer(self, name: str, timeout_s: float | None) -> Any:
         try:
             async with asyncio.timeout(timeout_s):
-                self._process.stdin.write(_line(name, self._paths, arguments))
-                await self._process.stdin.drain()
-                line = await self._process.stdout.readline()
+                line = await self._reader.readline()
         except TimeoutError as error:
-            raise SideError(f"{name} did not answer within {timeout_s or 0:g} s{self._last_words()}") from error
-        except (ConnectionError, ValueError) as error:  # it ended meanwhile, or the answer is longer than any may be
-            line = b"" if isinstance(error, ConnectionError) else b"\n"
+            raise SideError(f"{name} did not answer within {timeout_s or 0:g} s{_words(self._log)}") from error
+        except ConnectionError:
+            line = b""
+        except ValueError as error:
+            raise SideError(f"{name} gave an answer of more than {_LONGEST_ANSWER_BYTES} bytes") from error
         if not line:
-            assert self._listening is not None
-            ending = {asyncio.ensure_future(self._process.wait()), self._listening}
-            await asyncio.wait(ending, timeout=_ENDING_S)
-            kill_with_descendants(self._process.pid)
-            code = await self._process.wait()
-            raise SideError(f"the process {_ended(code)} during {name}{self._last_words()}")
+            raise SideError(f"the process {await self._ending()} during {name}{_words(self._log)}")
         return _value(name, line)
 
-    async def _keep_what_it_prints(self) -> None:
-        assert self._process is not None and self._process.stderr is not None
-        while chunk := await self._process.stderr.read(65536):
-            self._printed += chunk
-            del self._printed[:-_KEPT_BYTES]
+    async def _ending(self) -> str:
+        noted = self._log.with_suffix(".exit")
+        deadline = asyncio.get_running_loop().time() + _ENDING_S
+        while not (text := noted.read_text() if noted.exists() else ""):
+            if asyncio.get_running_loop().time() > deadline:
+                return "ended"
+            await asyncio.sleep(0.02)
+        return _ended(int(text))
 
-    def _last_words(self) -> str:
-        return _words(bytes(self._printed))
 
+class _Host:
+    """A process of host.py; blocking, for any thread."""
 
-def call_once(module: str, python: str, name: str, timeout_s: float, **arguments: Any) -> Any:
-    """One call to a process that is then ended; blocks. SideError as above."""
-    with tempfile.TemporaryFile() as printed:
+    def __init__(self, module: str, python: str) -> None:
+        self._arguments = [python or sys.executable, "-u", str(_HOST), module]
+        self._paths = [] if python else list(sys.path)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._printed = tempfile.NamedTemporaryFile(prefix="prorl-side-")  # noqa: SIM115  (closed by end)
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
         try:
-            process = subprocess.Popen(
-                _arguments(module, python),
+            self._process = subprocess.Popen(
+                self._arguments,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=printed,
+                stderr=self._printed,
                 start_new_session=True,
             )
         except OSError as error:
-            raise SideError(f"{python} cannot be started: {error.strerror}") from error
-        assert process.stdin is not None and process.stdout is not None
+            raise SideError(f"{self._arguments[0]} cannot be started: {error.strerror}") from error
+
+    def ask(self, calls: Sequence[Call], timeout_s: float) -> Any:
+        """The last call's value; the process is killed after ``timeout_s``."""
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         late = threading.Event()
-        clock = threading.Timer(timeout_s, _too_late, (late, process.pid))
+        clock = threading.Timer(timeout_s, _too_late, (late, self._process.pid))
         clock.start()
+        value = None
         try:
-            with contextlib.suppress(BrokenPipeError):  # it ended at once: the missing answer says so
-                process.stdin.write(_line(name, [] if python else list(sys.path), arguments))
-                process.stdin.flush()
-            line = process.stdout.readline()
-            if not line:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_ENDING_S)
+            for name, arguments in calls:
+                with contextlib.suppress(BrokenPipeError):  # it ended: the missing answer says so
+                    self._process.stdin.write(_line(name, {"paths": self._paths, **arguments}))
+                    self._process.stdin.flush()
+                line = self._process.stdout.readline()
+                if not line:
+                    raise SideError(
+                        self._ending(name, f"did not answer within {timeout_s:g} s" if late.is_set() else "")
+                    )
+                value = _value(name, line)
         finally:
             clock.cancel()
-            kill_with_descendants(process.pid)
-            code = process.wait()
-            process.stdout.close()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        if line:
-            return _value(name, line)
-        printed.seek(max(0, printed.seek(0, os.SEEK_END) - _KEPT_BYTES))
-        happened = f"{name} did not answer within {timeout_s:g} s"
-        if not late.is_set():
-            happened = f"the process {_ended(code)} during {name}"
-        raise SideError(happened + _words(printed.read()))
+        return value
+
+    def end(self) -> None:
+        if self._process is not None:
+            kill_with_descendants(self._process.pid)
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()  # type: ignore[union-attr]  # both are pipes
+            self._process = None
+        self._printed.close()
+
+    def _ending(self, name: str, late: str) -> str:
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING_S)
+        kill_with_descendants(self._process.pid)
+        happened = f"{name} {late}" if late else f"the process {_ended(self._process.wait())} during {name}"
+        return happened + _words(Path(self._printed.name))
 
 
-def _arguments(module: str, python: str) -> list[str]:
-    return [python or sys.executable, "-u", str(_HOST), module]
+def _short_directory() -> Path:
+    """For sockets: their paths end at 107 bytes."""
+    directory = Path(tempfile.mkdtemp(prefix="prorl-side-"))
+    if len(str(directory)) <= _LONGEST_SOCKET:
+        return directory
+    directory.rmdir()
+    return Path(tempfile.mkdtemp(prefix="prorl-side-", dir="/tmp"))
 
 
-def _line(name: str, paths: list[str], arguments: Mapping[str, Any]) -> bytes:
-    return json.dumps({"call": name, "paths": paths, **arguments}).encode() + b"\n"
+def _clear(host: _Host, directory: Path) -> None:
+    host.end()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _too_late(late: threading.Event, pid: int) -> None:
+    late.set()
+    kill_with_descendants(pid)
+
+
+def _line(name: str, arguments: Mapping[str, Any]) -> bytes:
+    return json.dumps({"call": name, **arguments}).encode() + b"\n"
 
 
 def _value(name: str, line: bytes) -> Any:
@@ -163,16 +247,13 @@ def _value(name: str, line: bytes) -> Any:
 
 
 def _ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _words(printed: bytes) -> str:
-    text = printed.decode(errors="replace").strip()
-    return f"; it printed last: {text[-600:]}" if text else ""
-
-
-def _too_late(late: threading.Event, pid: int) -> None:
-    late.set()
-    kill_with_descendants(pid)
+def _words(log: Path) -> str:
+    if not log.is_file():
+        return ""
+    with log.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+        text = stream.read().decode(errors="replace").strip()
+    return f"; it printed last: {text}" if text else ""

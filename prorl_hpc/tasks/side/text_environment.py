@@ -1,4 +1,4 @@
-"""Calls to one episode of an environment with reset and step, in a process of its own (see host)."""
+"""Calls to an environment with reset and step; an episode is played in a process of its own (see host)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ class Refused(Exception):
     """What this environment, or what it answered, cannot be used for; in words for a person."""
 
 
+_make: Any = None
 _environment: Any = None
 
 
-def begin(env: str, kwargs: dict[str, Any], seed: int, options: dict[str, Any]) -> dict[str, Any]:
+def prepare(env: str) -> None:
+    """Import what makes the environment, before the episodes' processes are forked."""
+    global _make
+    _make = _find(env)
+
+
+def begin(kwargs: dict[str, Any], seed: int, options: dict[str, Any]) -> dict[str, Any]:
     """Make the environment and reset it: {"text", "system_prompt"}."""
     global _environment
-    make = _find(env)
     _seed_everything(seed)
-    _environment = make(**kwargs)
+    _environment = _make(**kwargs)
     for method in ("reset", "step"):
         if not callable(getattr(_environment, method, None)):
-            raise Refused(f"{env} has no method {method}: it is not an environment with reset and step")
+            raise Refused(f"it has no method {method}: it is not an environment with reset and step")
     answer = _reset(seed, options)
     observation = answer[0] if isinstance(answer, tuple) and len(answer) == 2 else answer
     system_prompt = getattr(_environment, "system_prompt", "")

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import importlib
+import itertools
 import json
 import math
 import os
+import random
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,41 +25,38 @@ from typing import Any
 _KEY = "PRORL_GATEWAY_API_KEY"
 """The variable that holds the session's key; programs that verifiers starts do not inherit names with API_KEY."""
 
+_MOST_TASKS = 100_000
+"""A taskset may be without end."""
+
 
 class Refused(Exception):
     """Why this environment cannot be used; in words for a person."""
 
 
-def rows(env: str, kwargs: dict[str, Any], split: str, size: int, seed: int) -> list[dict[str, Any]]:
+_environment: Any = None
+_classic = False
+
+
+def prepare(env: str, kwargs: dict[str, Any]) -> None:
+    """Load the environment, before the rollouts' processes are forked."""
+    global _environment, _classic
+    module = _module(env)
+    _classic = callable(getattr(module, "load_environment", None))
+    _environment = _load_classic(env, kwargs) if _classic else _load_v1(env, kwargs)
+
+
+def rows(split: str, size: int, seed: int) -> list[dict[str, Any]]:
     """``size`` inputs of ``split`` (train or heldout), shuffled by ``seed``; fewer if there are no more."""
-    module = _module(env)
-    if _is_classic(module):
-        return _classic_rows(_classic(module, env, kwargs), split, size, seed)
-    from random import Random
-
-    tasks = [task.data.model_dump(mode="json", exclude_none=True) for task in _taskset_tasks(_v1(env, kwargs), size)]
-    Random(seed).shuffle(tasks)
-    return tasks
+    return (_classic_rows if _classic else _v1_rows)(split, size, seed)
 
 
-def check(env: str, kwargs: dict[str, Any]) -> str:
-    """Load the environment; what it is, in words."""
-    module = _module(env)
-    if _is_classic(module):
-        return type(_classic(module, env, kwargs)).__name__
-    return type(_v1(env, kwargs)).__name__
-
-
-async def rollout(
-    env: str, kwargs: dict[str, Any], input: dict[str, Any], socket: str, key: str, model: str, scratch: str
-) -> dict[str, Any]:
+async def rollout(input: dict[str, Any], socket: str, key: str, model: str, scratch: str) -> dict[str, Any]:
     """One rollout, scored: {"reward", "metrics", "error", "stop"}. ``scratch``: a directory for what it writes."""
-    module = _module(env)
     os.environ[_KEY] = key
     async with _door(socket) as url:
-        if _is_classic(module):
-            return await _classic_rollout(_classic(module, env, kwargs), input, url, model)
-        return await _v1_rollout(_v1(env, kwargs), input, url, model, Path(scratch))
+        if _classic:
+            return await _classic_rollout(input, url, model)
+        return await _v1_rollout(input, url, model, Path(scratch))
 
 
 def _module(env: str) -> ModuleType:
@@ -78,10 +78,6 @@ def _module(env: str) -> ModuleType:
         f"there is no module {name} in {sys.executable}: install the environment's package there, or put its directory on "
         "PYTHONPATH"
     )
-
-
-def _is_classic(module: ModuleType) -> bool:
-    return callable(getattr(module, "load_environment", None))
 
 
 @contextlib.asynccontextmanager
@@ -114,7 +110,7 @@ async def _door(socket: str) -> AsyncIterator[str]:
 # before 0.4: load_environment
 
 
-def _classic(module: ModuleType, env: str, kwargs: dict[str, Any]) -> Any:
+def _load_classic(env: str, kwargs: dict[str, Any]) -> Any:
     import verifiers
 
     try:
@@ -130,19 +126,19 @@ def _classic(module: ModuleType, env: str, kwargs: dict[str, Any]) -> Any:
     return environment
 
 
-def _classic_rows(environment: Any, split: str, size: int, seed: int) -> list[dict[str, Any]]:
-    given = getattr(environment, "eval_dataset", None) or getattr(environment, "eval_dataset_source", None)
-    if split == "heldout" and given is None:
-        raise Refused("it has no eval_dataset: give task.heldout.path, or set trainer.eval_prompts=0 and a path for it")
+def _classic_rows(split: str, size: int, seed: int) -> list[dict[str, Any]]:
+    environment = _environment
+    if split == "heldout" and environment.eval_dataset is None and environment.eval_dataset_source is None:
+        raise Refused("it has no eval_dataset: write held-out rows to a JSONL file and name it in task.heldout.path")
     dataset = environment.get_dataset(size, seed) if split == "train" else environment.get_eval_dataset(size, seed)
     return [json.loads(json.dumps(dict(row), default=str)) for row in dataset]
 
 
-async def _classic_rollout(environment: Any, input: dict[str, Any], url: str, model: str) -> dict[str, Any]:
+async def _classic_rollout(input: dict[str, Any], url: str, model: str) -> dict[str, Any]:
     from verifiers.types import ClientConfig
 
     client = ClientConfig(api_key_var=_KEY, api_base_url=url, max_retries=0)
-    output = await environment.run_rollout(input, client, model, {})
+    output = await _environment.run_rollout(input, client, model, {})
     return {
         "reward": _number(output["reward"]),
         "metrics": _numbers(output.get("metrics") or {}),
@@ -154,7 +150,7 @@ async def _classic_rollout(environment: Any, input: dict[str, Any], url: str, mo
 # verifiers.v1
 
 
-def _v1(env: str, kwargs: dict[str, Any]) -> Any:
+def _load_v1(env: str, kwargs: dict[str, Any]) -> Any:
     """An Env of the taskset ``env``; ``kwargs`` is what a verifiers TOML has under [env]."""
     from verifiers.v1.utils import loaders
 
@@ -170,14 +166,23 @@ def _v1(env: str, kwargs: dict[str, Any]) -> Any:
     return loaders.load_environment(kind.model_validate(config))
 
 
-def _taskset_tasks(environment: Any, size: int) -> list[Any]:
-    return list(environment.taskset.take(size))
+def _v1_rows(split: str, size: int, seed: int) -> list[dict[str, Any]]:
+    """A taskset has no held-out part: one task in four is, by its content."""
+    found: list[dict[str, Any]] = []
+    for task in itertools.islice(_environment.taskset, _MOST_TASKS):
+        data = task.data.model_dump(mode="json", exclude_none=True)
+        content = json.dumps({name: value for name, value in data.items() if name != "idx"}, sort_keys=True)
+        if (hashlib.sha256(content.encode()).digest()[0] % 4 == 0) == (split == "heldout"):
+            found.append(data)
+    random.Random(seed).shuffle(found)
+    return found[:size]
 
 
-async def _v1_rollout(environment: Any, input: dict[str, Any], url: str, model: str, scratch: Path) -> dict[str, Any]:
+async def _v1_rollout(input: dict[str, Any], url: str, model: str, scratch: Path) -> dict[str, Any]:
     import verifiers.v1 as vf
 
     _run_scripts_here(scratch)
+    environment = _environment
     task_type = type(environment.taskset).task_type()
     task = task_type(task_type.data_type().model_validate(input), environment.config.taskset.task)
     context = vf.ModelContext(model=model, client=vf.EvalClientConfig(base_url=url, api_key_var=_KEY))

@@ -101,7 +101,7 @@ def _sockets(config: ProrlConfig, process: ProcessPlan) -> list[str]:
     """Unix sockets that the process listens on, in its node's runtime directory."""
     if process.role == "coordinator":
         return ["coordinator.zmq", "coordinator.http"]
-    if process.role == "inference":
+    if process.llm_server:
         vllm = [f"{process.name}-vllm.sock"] if config.engine.kind in ("auto", "vllm") else []
         return [f"{process.name}.sock", *vllm]
     return []
@@ -116,8 +116,9 @@ def _ports(config: ProrlConfig, plan: Plan, process: ProcessPlan) -> list[str]:
         if config.rollout.http_tcp:
             number = f" {config.rollout.http_port}" if config.rollout.http_port else ""
             ports.append(f"coordinator: HTTP API{number}")
-    elif process.role == "inference" and between_nodes:
+    elif process.llm_server and between_nodes:
         ports.append(f"{process.name}: workers")
+        ports += [f"{process.name}: its nodes"] if process.world > 1 else []
     elif process.role == "trainer" and process.rank == 0 and process.world > 1:
         ports.append(f"{process.name}: ranks")
     return ports

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 
 from prorl_hpc.config.cluster_words import cluster_words
+from prorl_hpc.config.parallel import server_gpus_on_node
 from prorl_hpc.config.policies import servers_on_node
 from prorl_hpc.config.policy_validation import servers_told
 from prorl_hpc.config.schema import ClusterConfig, ComponentConfig, ProrlConfig
@@ -155,7 +156,7 @@ def _clocks(config: ProrlConfig) -> Iterator[str]:
 
 
 def _gpus(config: ProrlConfig) -> Iterator[str]:
-    parallel = config.engine.tensor_parallel
+    parallel = server_gpus_on_node(config)
     for host in _hosts(config.cluster):
         given, names = component(config.cluster, host).gpus, guests(config.cluster, host)
         needed = sum(_gpus_used(config, name) for name in names)
@@ -164,26 +165,35 @@ def _gpus(config: ProrlConfig) -> Iterator[str]:
         elif given and names == ["inference"] and given % parallel:
             fitting = [str(n) for n in range(1, min(given, MOST_PER_NODE) + 1) if given % n == 0]
             yield (
-                f"engine.tensor_parallel={parallel} does not divide cluster.inference.gpus={given}: "
+                f"{_size_told(config)} does not divide cluster.inference.gpus={given}: "
                 f"use {', '.join(fitting)}, or another number of GPUs"
             )
 
 
 def _gpus_used(config: ProrlConfig, name: str) -> int:
     if name == "inference":
-        return sum(servers_on_node(config).values()) * config.engine.tensor_parallel
+        return sum(servers_on_node(config).values()) * server_gpus_on_node(config)
     return config.trainer.ranks_per_node if name == "trainer" and config.trainer.enabled else 0
 
 
 def _uses(config: ProrlConfig, host: str) -> str:
-    engine, trainer = config.engine, config.trainer
+    trainer = config.trainer
     servers = f"({told})" if " plus " in (told := servers_told(config)) else told
     texts = {
-        "inference": f"{servers} times engine.tensor_parallel={engine.tensor_parallel}",
+        "inference": f"{servers} times {_size_told(config)}",
         "trainer": f"trainer.ranks_per_node={trainer.ranks_per_node}, a GPU of its own for each",
     }
     used = [texts[name] for name in guests(config.cluster, host) if _gpus_used(config, name)]
     return " and ".join(used) or "none of them uses one"
+
+
+def _size_told(config: ProrlConfig) -> str:
+    """GPUs of a server on one node, by the settings that are not 1."""
+    engine = config.engine
+    told = f"engine.tensor_parallel={engine.tensor_parallel}"
+    if engine.pipeline_parallel > 1:
+        told += f" times engine.pipeline_parallel={engine.pipeline_parallel}"
+    return told + (f" over engine.nodes_per_server={engine.nodes_per_server}" if engine.nodes_per_server > 1 else "")
 
 
 def _ignored_on_one_machine(cluster: ClusterConfig) -> Iterator[str]:

@@ -13,9 +13,11 @@ from typing import Any
 
 from prorl_hpc.config.agent_validation import agent_errors
 from prorl_hpc.config.cluster_validation import cluster_errors
+from prorl_hpc.config.parallel import parallel_errors
 from prorl_hpc.config.policies import model_setting, models_of
 from prorl_hpc.config.policy_validation import policy_errors
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.script_settings import script_errors
 from prorl_hpc.config.size_validation import size_errors
 from prorl_hpc.config.text_validation import text_errors
 
@@ -91,6 +93,8 @@ def validate(config: ProrlConfig) -> list[str]:
         *_sandbox(config),
         *_tokens(config),
         *policy_errors(config),
+        *parallel_errors(config),
+        *script_errors(config),
         *agent_errors(config),
         *cluster_errors(config),
     ]

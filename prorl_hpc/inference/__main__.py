@@ -7,7 +7,7 @@ import logging
 
 from prorl_hpc.config.policies import policy_of_server
 from prorl_hpc.inference.agent import InferenceAgent
-from prorl_hpc.inference.factory import make_engine
+from prorl_hpc.inference.factory import make_engine, make_member
 from prorl_hpc.inference.protocol import Engine
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.control import CoordinatorToInference, ServerRef
@@ -76,9 +76,44 @@ async def _work(process: Process, engine: Engine, policy: str, stop: asyncio.Eve
         door.close()
 
 
+async def serve_member(process: Process, index: int, rank: int) -> None:
+    """A further node of a server that is spread over several: it has no door, and is ready when the server is."""
+    stop = stop_event()
+    member = make_member(process.config, process.run, process.runtime_dir, process.name, index, rank)
+
+    phase = Phase.STARTING
+
+    def say(detail: str) -> None:
+        process.say(phase, detail)
+
+    async def work() -> None:
+        nonlocal phase
+        serving = asyncio.create_task(member.serve(say))
+        leader = asyncio.create_task(process.wait_for(f"inference-{index}", process.config.run.start_timeout_s))
+        try:
+            await asyncio.wait({serving, leader}, return_when=asyncio.FIRST_COMPLETED)
+            if leader.done():
+                leader.result()
+                phase = Phase.READY
+                say(f"node {rank + 1} of inference-{index}")
+            await serving
+        finally:
+            for task in (serving, leader):
+                task.cancel()
+            await asyncio.gather(serving, leader, return_exceptions=True)
+
+    try:
+        await unless_stopped(work(), stop)
+    finally:
+        process.say(Phase.STOPPING)
+        await member.stop()
+
+
 def main() -> int:
     arguments = process_arguments("inference")
     process = Process.start("inference", arguments.run_dir, arguments.name)
+    if arguments.rank > 0:
+        return run_to_end(process, serve_member(process, arguments.index, arguments.rank))
     return run_to_end(process, serve(process, arguments.index))
 
 

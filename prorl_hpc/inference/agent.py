@@ -163,7 +163,7 @@ class InferenceAgent:
         return InferenceHello(
             self._server,
             self._engine.description,
-            model.name,
+            model.name or self._server.policy,
             self._announced_version,
             model.max_context_tokens,
             self._instance,

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from prorl_hpc.config.parallel import server_gpus_on_node
 from prorl_hpc.config.policies import local_index, model_setting, models_of, policy_of_server
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ModelConfig, ProrlConfig
 from prorl_hpc.config.script_settings import script_settings
 from prorl_hpc.inference.accelerators import gpus_of_server
 from prorl_hpc.inference.protocol import Engine
+from prorl_hpc.inference.server_group import ServerGroup
 from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.transport.addresses import node_address
+
+if TYPE_CHECKING:
+    from prorl_hpc.inference.vllm_group import GroupMember
+    from prorl_hpc.inference.vllm_settings import VllmSettings
 
 KINDS = ("auto", "vllm", "transformers", "scripted")
 _NEEDS = {"vllm": ("vllm",), "transformers": ("torch", "transformers", "safetensors"), "scripted": ()}
@@ -75,18 +85,41 @@ def _make_vllm(
     config: ProrlConfig, run: RunDirectory, runtime_dir: Path, name: str, index: int, model: ModelConfig
 ) -> Engine:
     from prorl_hpc.inference.vllm_engine import VllmEngine
+    from prorl_hpc.inference.vllm_group import LeaderProcess
     from prorl_hpc.inference.vllm_process import VllmProcess
+
+    settings = _vllm_settings(config, runtime_dir, name, index, model)
+    log = run.process_log(f"{name}-vllm")
+    make: Callable[[], VllmProcess] = functools.partial(VllmProcess, settings, log)
+    if config.engine.nodes_per_server > 1:
+        group = ServerGroup(run.state, name, config.engine.nodes_per_server)
+        address = node_address(config.cluster.interface)
+        make = functools.partial(LeaderProcess, settings, log, group, address, config.rollout.lost_after_s)
+    return VllmEngine(make, name, model.max_context_tokens, restarts=config.engine.restarts)
+
+
+def make_member(
+    config: ProrlConfig, run: RunDirectory, runtime_dir: Path, name: str, index: int, rank: int
+) -> GroupMember:
+    """The part of LLM server ``index`` on its node ``rank``, 1 or more, of engine.nodes_per_server. ConfigError."""
+    from prorl_hpc.inference.vllm_group import GroupMember
+
+    if resolve_engine(config.engine.kind) != "vllm":
+        raise ConfigError("engine.nodes_per_server: only engine.kind=vllm serves a model from several nodes")
+    model = models_of(config)[policy_of_server(config, index)]
+    settings = _vllm_settings(config, runtime_dir, name, index, model)
+    group = ServerGroup(run.state, f"inference-{index}", config.engine.nodes_per_server)
+    return GroupMember(settings, run.process_log(f"{name}-vllm"), group, rank)
+
+
+def _vllm_settings(config: ProrlConfig, runtime_dir: Path, name: str, index: int, model: ModelConfig) -> VllmSettings:
     from prorl_hpc.inference.vllm_settings import VllmSettings
 
-    settings = VllmSettings(
+    return VllmSettings(
         engine=config.engine,
         model_path=Path(model.path),
         max_context_tokens=model.max_context_tokens,
         socket=runtime_dir / f"{name}-vllm.sock",
         cache_dir=runtime_dir / f"{name}-cache",
-        gpus=gpus_of_server(local_index(config, index), config.engine.tensor_parallel),
-    )
-    log = run.process_log(f"{name}-vllm")
-    return VllmEngine(
-        lambda: VllmProcess(settings, log), name, model.max_context_tokens, restarts=config.engine.restarts
+        gpus=gpus_of_server(local_index(config, index), server_gpus_on_node(config)),
     )

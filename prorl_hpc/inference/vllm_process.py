@@ -17,6 +17,7 @@ from pathlib import Path
 
 import aiohttp
 
+from prorl_hpc.inference.ports import PortBlock
 from prorl_hpc.inference.server_kin import MARK, kill_marked
 from prorl_hpc.inference.vllm_settings import VllmSettings
 from prorl_hpc.messages.errors import InferenceError
@@ -65,11 +66,21 @@ class VllmProcess:
         self.log = log
         self._process: asyncio.subprocess.Process | None = None
         self._mark = secrets.token_hex(8)
+        self._ports: PortBlock | None = None
 
     @property
     def pid(self) -> int:
         assert self._process is not None, "started"
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def claim_ports(self) -> PortBlock:
+        """Those of the server's own, until it is stopped. InferenceError if there are none."""
+        self._ports = self._ports or PortBlock.claim()
+        return self._ports
 
     async def start(self, progress: Callable[[str], None]) -> None:
         """Start and wait until /health answers. InferenceError with the log's last lines if it does not."""
@@ -80,7 +91,7 @@ class VllmProcess:
             log_offset = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *self.settings.command(),
-                env={**self.settings.environment(), MARK: self._mark},
+                env={**self.settings.environment(self.claim_ports().first), MARK: self._mark},
                 stdin=asyncio.subprocess.PIPE,  # held open: its end is how the launcher knows that we are gone
                 stdout=log,
                 stderr=log,
@@ -144,6 +155,9 @@ class VllmProcess:
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL, to the whole group, and SIGKILL to what has left it; returns when all are gone, else
         raises InferenceError that names them. Idempotent."""
+        if self._ports is not None:
+            self._ports.close()
+            self._ports = None
         if self._process is None:
             return
         pgid = self._process.pid

@@ -40,8 +40,28 @@ def check_weight_plugin() -> None:
 
 
 @dataclass(frozen=True)
+class GroupPlace:
+    """This node's place in a server that is spread over ``nodes``; rank 0 leads, at ``address`` and ``port``."""
+
+    nodes: int
+    rank: int
+    address: str
+    port: int
+
+    @property
+    def master(self) -> tuple[str, int]:
+        return self.address, self.port
+
+    def arguments(self) -> list[str]:
+        own = ["--nnodes", str(self.nodes), "--node-rank", str(self.rank)]
+        own += ["--master-addr", self.address, "--master-port", str(self.port)]
+        own += ["--distributed-executor-backend", "mp"]
+        return [*own, "--headless"] if self.rank else own
+
+
+@dataclass(frozen=True)
 class VllmSettings:
-    """What one server needs to know. ``gpus`` empty: CPU."""
+    """What one server needs to know. ``gpus`` empty: CPU. ``place``: of this node, for a server of several nodes."""
 
     engine: EngineConfig
     model_path: Path
@@ -49,6 +69,7 @@ class VllmSettings:
     socket: Path
     cache_dir: Path
     gpus: list[str]
+    place: GroupPlace | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -64,10 +85,11 @@ class VllmSettings:
     def command(self) -> list[str]:
         engine = self.engine
         command = [sys.executable, "-m", "prorl_hpc.inference.vllm_launcher", "serve", str(self.model_path)]
-        command += ["--uds", str(self.socket), "--served-model-name", MODEL_NAME]
+        command += ["--served-model-name", MODEL_NAME, *self._place()]
         command += ["--dtype", self.dtype, "--max-model-len", str(self.max_context_tokens)]
-        command += ["--max-num-seqs", str(engine.max_parallel_requests), "--tensor-parallel-size"]
-        command += [str(engine.tensor_parallel), "--scheduling-policy", "priority"]
+        command += ["--max-num-seqs", str(engine.max_parallel_requests), "--scheduling-policy", "priority"]
+        command += ["--tensor-parallel-size", str(engine.tensor_parallel)]
+        command += ["--pipeline-parallel-size", str(engine.pipeline_parallel)]
         # the distribution sampled from, which is what the policy ratio needs, not the raw one
         command += ["--logprobs-mode", "processed_logprobs"]
         # the token-in, token-out route answers 403 without this
@@ -86,7 +108,13 @@ class VllmSettings:
             command += ["--kv-cache-memory-bytes", str(engine.kv_cache_mib * 1024**2)]
         return command + engine.extra_args
 
-    def environment(self) -> dict[str, str]:
+    def _place(self) -> list[str]:
+        """Its door, unless it is a further node's, and its place among the nodes."""
+        door = [] if self.place is not None and self.place.rank else ["--uds", str(self.socket)]
+        return door + (self.place.arguments() if self.place is not None else [])
+
+    def environment(self, first_port: int = 0) -> dict[str, str]:
+        """``first_port``: of those that are the server's own; 0: it takes any."""
         env = dict(os.environ)
         env.pop("PYTHONSTARTUP", None)
         env |= {
@@ -99,6 +127,9 @@ class VllmSettings:
             "TORCHINDUCTOR_CACHE_DIR": str(self.cache_dir / "inductor"),
             "TRITON_CACHE_DIR": str(self.cache_dir / "triton"),
         }
+        if first_port:
+            # one further: the first is where the nodes of a server meet. It looks for free ones from there on.
+            env["VLLM_PORT"] = str(first_port + 1)
         if self.on_gpu:
             env = visible_gpus(env).given(env, self.gpus)
         else:

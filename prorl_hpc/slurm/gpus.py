@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prorl_hpc.config.parallel import server_gpus_on_node
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.slurm.plan import NodePlan, host_of
@@ -61,11 +62,12 @@ def _amd_gpus(devices: Path, sys: Path) -> list[str]:
 
 def split_gpus(node: NodePlan, config: ProrlConfig, gpus: list[str]) -> dict[str, list[str]]:
     """GPUs of each role on this node, none for coordinator and worker; empty on a node without GPUs. Within a role, the
-    servers or ranks share them out by their local index (a server takes engine.tensor_parallel, a rank one). Two roles
+    servers or ranks share them out by their local index (a server takes engine.tensor_parallel times
+    engine.pipeline_parallel, spread over engine.nodes_per_server; a rank one). Two roles
     on one node get different GPUs; only on one machine of one's own, where there are too few, do they overlap. Raises
     RunError for a role that gets too few."""
     counts = {role: sum(p.role == role for p in node.processes) for role in ("inference", "trainer")}
-    needs = {"inference": counts["inference"] * config.engine.tensor_parallel, "trainer": counts["trainer"]}
+    needs = {"inference": counts["inference"] * server_gpus_on_node(config), "trainer": counts["trainer"]}
     if not gpus:
         return {}
     local = config.cluster.kind == "local"

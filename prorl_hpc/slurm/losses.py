@@ -11,14 +11,18 @@ def what_a_loss_means(plan: Plan, lost: Collection[int]) -> str:
     """Why the attempt cannot go on without the nodes ``lost`` (ranks in the plan), for people; empty if it can.
 
     Workers and LLM servers can be replaced by others of their kind; the coordinator and every trainer rank cannot.
+    An LLM server that is spread over several nodes is lost with any of them.
     """
     gone = [process for rank in lost for process in plan.nodes[rank].processes]
     for role, what in (("coordinator", "the coordinator ran there"), ("trainer", "training needs all its ranks")):
         if _of(gone, role):
             return what
-    for role, what in (("worker", "no worker is left"), ("inference", "no LLM server is left")):
-        if _of(gone, role) and len(_of(gone, role)) == len(_of(plan.processes, role)):
-            return what
+    workers = _of(plan.processes, "worker")
+    if workers and len(_of(gone, "worker")) == len(workers):
+        return "no worker is left"
+    servers = {process.index for process in _of(plan.processes, "inference")}
+    if servers and servers == {process.index for process in _of(gone, "inference")}:
+        return "no LLM server is left"
     return ""
 
 

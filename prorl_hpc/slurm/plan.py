@@ -21,7 +21,8 @@ COMPONENTS = ("rollout", "inference", "trainer")
 
 class ProcessPlan(msgspec.Struct, frozen=True):
     """One process: ``python -m prorl_hpc.<module> --run-dir … --name …``. ``role``: coordinator, worker,
-    inference or trainer. ``rank``/``world`` matter for trainers, ``index`` counts the role's processes."""
+    inference or trainer. ``rank``/``world`` matter for trainers, and for the nodes of an LLM server that is spread over
+    several; ``index`` counts the role's processes, of such a server all the same."""
 
     name: str
     role: str
@@ -29,6 +30,11 @@ class ProcessPlan(msgspec.Struct, frozen=True):
     index: int = 0
     rank: int = 0
     world: int = 1
+
+    @property
+    def llm_server(self) -> bool:
+        """It is an LLM server, or leads one that is spread over several nodes."""
+        return self.role == "inference" and self.rank == 0
 
 
 class NodePlan(msgspec.Struct, frozen=True):
@@ -116,6 +122,8 @@ def _processes(config: ProrlConfig, name: str, nodes: int) -> list[NodePlan]:
 
 def _inference(config: ProrlConfig, nodes: int) -> list[NodePlan]:
     """The LLM servers of all policies, ``inference-0``, … and ``inference-NAME-0``, …; ``index`` counts all of them."""
+    if config.engine.nodes_per_server > 1:
+        return [_node_of_server(i, config.engine.nodes_per_server) for i in range(nodes)]
     numbers, planned = itertools.count(), []
     for i in range(nodes):
         processes = []
@@ -125,6 +133,13 @@ def _inference(config: ProrlConfig, nodes: int) -> list[NodePlan]:
                 processes.append(ProcessPlan(f"{name}-{n}", "inference", "inference", index=next(numbers)))
         planned.append(NodePlan(processes))
     return planned
+
+
+def _node_of_server(node: int, nodes_per_server: int) -> NodePlan:
+    """The one process of a node whose server is spread over several: the first one of them, rank 0, leads."""
+    server, rank = divmod(node, nodes_per_server)
+    name = f"inference-{server}" if rank == 0 else f"inference-{server}-node-{rank}"
+    return NodePlan([ProcessPlan(name, "inference", "inference", server, rank, nodes_per_server)])
 
 
 def _nodes_of(role: str, module: str, nodes: int, per_node: int) -> list[NodePlan]:

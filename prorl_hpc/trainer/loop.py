@@ -65,7 +65,7 @@ class TrainingLoop:
         self.prompts = PromptOrder(train_rows, config.run.seed)
         self.heldout = heldout_rows[: config.trainer.eval_prompts]
         self.probe_ids = probe_ids
-        self.servers = frozenset(p.name for p in make_plan(config).processes if p.role == "inference")
+        self.servers = frozenset(p.name for p in make_plan(config).processes if p.llm_server)
         self.position = position
         self.metrics = MetricsLog(run.metrics_file)
         self.weight_version = 0

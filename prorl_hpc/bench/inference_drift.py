@@ -13,7 +13,7 @@ from prorl_hpc.agents.conversation import TokenConversation
 from prorl_hpc.bench.figures import Figure
 from prorl_hpc.bench.inference_bed import InferenceBed, small_model
 from prorl_hpc.bench.parts import Say
-from prorl_hpc.bench.recorded_rollouts import Call, RecordingLLM, play
+from prorl_hpc.bench.recorded_rollouts import Call, RecordingLLM, at_once, play
 from prorl_hpc.bench.text_round_trip import TextRoundTrip, changed_tokens
 from prorl_hpc.config.schema import EngineConfig
 from prorl_hpc.inference.client import LLMClient
@@ -109,9 +109,7 @@ async def sample(bed: InferenceBed, client: LLMClient, plan: Sampled, say: Say) 
         if drift.rollouts % max(1, plan.rollouts // 10) == 0:
             say(f"{drift.rollouts} of {plan.rollouts} rollouts, {drift.drifted} tokens drifted")
 
-    async with asyncio.TaskGroup() as group:
-        for number in range(plan.rollouts):
-            group.create_task(rollout(number))
+    await at_once(rollout(number) for number in range(plan.rollouts))
     return drift
 
 
@@ -121,19 +119,20 @@ def figures(drift: Drift, model: str) -> list[Figure]:
         f"{drift.generated} of them generated"
     )
     text = "the same rollouts kept as text"
+    changed = f"{drift.text_tokens} of {drift.tokens}, {drift.generated} of which are generated"
     return [
         Figure.exactly(
             f"{model}: mismatching tokens", drift.drifted, 0, "tokens", "what the engine read and wrote", how
         ),
         Figure.told(f"{model}: rollouts that text changes", 100 * drift.text_rollouts / drift.rollouts, "%", text),
-        Figure.told(f"{model}: tokens that text changes", 100 * drift.text_tokens / drift.tokens, "%", text),
+        Figure.told(f"{model}: tokens that text changes", 100 * drift.text_tokens / drift.tokens, "%", text, changed),
     ]
 
 
 def measure(quick: bool, say: Say) -> list[Figure]:
     """RunError without the models, ConfigError without vLLM."""
     found = []
-    plans = [Sampled("tiny", 100 if quick else 1000), Sampled("smollm2-135m", 8 if quick else 60, at_once=16)]
+    plans = [Sampled("tiny", 100 if quick else 1000), Sampled("smollm2-135m", 8 if quick else 100, at_once=16)]
     for plan in plans:
         engine = EngineConfig(kind="vllm", kv_cache_mib=1024)
         with InferenceBed.open(small_model(plan.model), engine, _CONTEXT_TOKENS, say) as bed:

@@ -14,7 +14,7 @@ from prorl_hpc.agents.conversation import TokenConversation
 from prorl_hpc.bench.figures import Figure
 from prorl_hpc.bench.inference_bed import InferenceBed, small_model
 from prorl_hpc.bench.parts import Say
-from prorl_hpc.bench.recorded_rollouts import Call, RecordingLLM, play
+from prorl_hpc.bench.recorded_rollouts import Call, RecordingLLM, at_once, play
 from prorl_hpc.bench.vllm_door import CACHE_HITS, CACHE_QUERIES, VllmDoor
 from prorl_hpc.config.schema import EngineConfig
 from prorl_hpc.core.balancer import ServerBalancer
@@ -119,9 +119,7 @@ async def play_all(
         await play(conversation, f"{name}-{number}", load.turns, load.lines)
         return llm.calls
 
-    async with asyncio.TaskGroup() as group:
-        rollouts = [group.create_task(rollout(number)) for number in range(ROLLOUTS)]
-    return [task.result() for task in rollouts]
+    return await at_once(rollout(number) for number in range(ROLLOUTS))
 
 
 async def one_arm(
@@ -204,4 +202,5 @@ async def _measure(bed: InferenceBed, load: Load, say: Say) -> list[Figure]:
                 arms[sticky].append(arm)
                 kind = "sticky" if sticky else "round-robin"
                 say(f"{repetition + 1} of {load.repetitions}, {kind}: {arm.turns_per_s:.2f} turns/s")
-    return figures(arms[True], arms[False], bed.engine.block_size, bed.model.name)
+        block_size = await doors[0].block_size()
+    return figures(arms[True], arms[False], block_size, bed.model.name)

@@ -3,9 +3,11 @@ is kept."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from prorl_hpc.agents.conversation import TokenConversation
 from prorl_hpc.messages.inference import Completion
@@ -13,6 +15,7 @@ from prorl_hpc.messages.rollout import SamplingParams
 from prorl_hpc.messages.trajectory import Message
 from prorl_hpc.tasks.protocol import LLM
 
+T = TypeVar("T")
 SYSTEM = "You work in a shell. Answer briefly."
 _WORDS = [
     "alpha",
@@ -76,3 +79,14 @@ async def play(conversation: TokenConversation, name: str, turns: int, lines: in
             return
         if turn + 1 < turns:
             conversation.append([Message("user", f"Output:\n{listing(f'{name}/{turn}', lines)}")])
+
+
+async def at_once(rollouts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All of them; the first error ends the others, and is raised as it is."""
+    tasks = [asyncio.create_task(rollout) for rollout in rollouts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

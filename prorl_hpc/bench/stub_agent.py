@@ -25,9 +25,6 @@ class StubSettings(VllmSettings):
     def command(self) -> list[str]:
         return [sys.executable, "-m", "prorl_hpc.bench.stub_vllm", str(self.socket)]
 
-    def environment(self) -> dict[str, str]:
-        return {**super().environment(), "PYTHONUNBUFFERED": "1"}
-
 
 def stub_engine(process: Process) -> VllmEngine:
     config = process.config

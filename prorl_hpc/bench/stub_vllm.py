@@ -14,10 +14,10 @@ ANSWER_TOKENS = 256
 def answer() -> bytes:
     """Written as vLLM writes it."""
     ids = [(7919 * i) % 150_000 for i in range(ANSWER_TOKENS)]
-    content = [
-        {"token_id": token, "logprob": -0.1234567 * (i % 9 + 1), "rank": 1, "top_logprobs": []}
-        for i, token in enumerate(ids)
+    entries = [
+        {"token_id": token, "logprob": -0.123456789012345 * (i % 9 + 1), "rank": 1} for i, token in enumerate(ids)
     ]
+    content = [entry | {"top_logprobs": [entry]} for entry in entries]
     choice = {
         "index": 0,
         "logprobs": {"content": content},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from prorl_hpc.messages.errors import RunError
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 CACHE_QUERIES, CACHE_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
 GENERATED = "vllm:generation_tokens_total"
+_BLOCK_SIZE = re.compile(r'^vllm:cache_config_info{.*\bblock_size="(\d+)"', re.MULTILINE)
 COUNTERS = (RUNNING, WAITING, CACHE_QUERIES, CACHE_HITS, GENERATED)
 
 
@@ -46,6 +48,13 @@ class VllmDoor:
 
     async def counters(self) -> dict[str, float]:
         return parse_counters((await self._call("GET", "/metrics")).decode())
+
+    async def block_size(self) -> int:
+        """Tokens of a block of the prefix cache."""
+        found = _BLOCK_SIZE.search((await self._call("GET", "/metrics")).decode())
+        if found is None:
+            raise RunError("vLLM's metrics do not tell the block size of its cache")
+        return int(found[1])
 
     async def forget(self) -> None:
         """Empty the prefix cache."""

@@ -13,6 +13,7 @@ import msgspec
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import RolloutConfig
+from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.messages.control import (
     Acknowledge,
     AgentToCoordinator,
@@ -38,7 +39,7 @@ from prorl_hpc.messages.control import (
 )
 from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutSpec, Stage
-from prorl_hpc.messages.trajectory import Segment, Trajectory
+from prorl_hpc.messages.trajectory import Finish, Segment, Trajectory
 from prorl_hpc.observe.rollout_store import RolloutStore
 from prorl_hpc.rollout.coordinator import Coordinator
 from prorl_hpc.rollout.journal import Journal
@@ -48,7 +49,7 @@ from prorl_hpc.service.server import HttpFace
 from prorl_hpc.transport.channels import DealerLine, RouterDoor
 from prorl_hpc.transport.keys import RunKeys
 
-TRAJECTORY = Trajectory([Segment([1, 2]), Segment([3], [-0.5], True, 0)])
+TRAJECTORY = Trajectory([Segment([1, 2]), Segment([3], [-0.5], True, 0)], finish=Finish.ANSWER)
 """What every RUN of a FakeWorker gives."""
 
 
@@ -151,8 +152,9 @@ class FakeWorker:
                 await self.may_run.wait()
                 while order.rollout_id in self.slow:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
+                told = {"finish": TRAJECTORY.finish, "generated_tokens": TRAJECTORY.num_trained_tokens}
                 tokens = msgspec.msgpack.encode(TRAJECTORY)
-                await self._finish(order.rollout_id, Stage.RUN, trajectory=tokens)
+                await self._finish(order.rollout_id, Stage.RUN, trajectory=tokens, **told)
             case MoveRun():
                 self.ran_on[order.rollout_id] = order.server.server_id if order.server else ""
             case StartEval():
@@ -308,7 +310,7 @@ class ServiceRun:
 
 @asynccontextmanager
 async def service_run(
-    directory: Path, *, epoch: str = "run", attempt: int = 1, **settings: Any
+    directory: Path, *, epoch: str = "run", attempt: int = 1, choice: PolicyChoice | None = None, **settings: Any
 ) -> AsyncIterator[ServiceRun]:
     """``settings`` are those of RolloutConfig. In the directory of an earlier one it goes on with what that had."""
     config = RolloutConfig(**{"heartbeat_s": 0.1, "lost_after_s": 1.0, "retries": 2, **settings})
@@ -329,6 +331,7 @@ async def service_run(
             status_file=status_file,
             drained_marker=directory / "DRAINED",
             tasks=["t"],
+            choice=choice,
             first_server_s=0.3,
         )
         await coordinator.resume()

@@ -15,7 +15,7 @@ from service_run import service_run
 
 from prorl_hpc.messages.batch import BatchSpec, BatchState, GroupOutcome
 from prorl_hpc.messages.errors import ServiceError
-from prorl_hpc.messages.inference import WeightUpdate
+from prorl_hpc.messages.inference import OutsideServer, WeightUpdate
 from prorl_hpc.messages.rollout import NumberedResult, RolloutSpec, Status
 from prorl_hpc.service.client import RolloutClient
 
@@ -207,6 +207,28 @@ async def test_weights(place: Place) -> None:
     assert [(a.server_id, a.version, a.error) for a in answers] == [("s0", 2, "")]
     assert (await refusal(place.client.update_weights(WeightUpdate(1, ["/w"])))) == (409, "stale_version")
     assert [(p.policy, p.newest_version) for p in await place.client.policies()] == [("policy", 2)]
+
+
+async def test_policies_that_the_run_does_not_have_are_refused(place: Place) -> None:
+    client = place.client
+    for call in (
+        client.submit_batch(order(policy="nobody")), client.submit_rollouts([single("a", policy="nobody")]),
+        client.list_rollouts(policy="nobody"), anext(client.stream(follow=False, policy="any")),
+        client.update_weights(WeightUpdate(1, ["/w"], policy="any")),
+        client.add_server(OutsideServer("o", "http://127.0.0.1:9/v1", policy="nobody")),
+    ):  # fmt: skip
+        assert await refusal(call) == (400, "unknown_policy")
+    with pytest.raises(ServiceError, match=r"no policy 'polcy'; it has: policy.*; any for one by rollout\.policy_weights"):
+        await client.submit_batch(order(policy="polcy"))
+
+
+async def test_lists_and_streams_of_one_policy(place: Place) -> None:
+    await place.client.submit_rollouts([single("a"), single("b")])
+    for rollout_id in ("a", "b"):
+        assert (await place.client.wait_rollout(rollout_id)).policy == "policy"
+    listed = await place.client.list_rollouts(policy="policy")
+    assert {(p.rollout_id, p.policy) for p in listed} == {("a", "policy"), ("b", "policy")}
+    assert len(await read(place.client, policy="policy")) == 2
 
 
 async def test_metrics(place: Place) -> None:

@@ -74,12 +74,22 @@ def runtime() -> FakeRuntime:
 
 
 @pytest.fixture
+def more_policies() -> dict[str, Policy]:
+    return {}
+
+
+@pytest.fixture
 async def bench(
-    tmp_path: Path, keys: RunKeys, config: ProrlConfig, chat: ChatFormat, runtime: FakeRuntime
+    tmp_path: Path,
+    keys: RunKeys,
+    config: ProrlConfig,
+    chat: ChatFormat,
+    runtime: FakeRuntime,
+    more_policies: dict[str, Policy],
 ) -> AsyncIterator[Bench]:
     coordinator = FakeCoordinator(keys, tmp_path / "c.sock", config.rollout.heartbeat_s)
     llms = FakeLLMs(ScriptedLLM(chat, lambda prompt: "hello"))
-    policies = {TRAINED: Policy(chat, max_context_tokens=512, max_turn_tokens=64)}
+    policies = {TRAINED: Policy(chat, max_context_tokens=512, max_turn_tokens=64), **more_policies}
     worker = Worker("worker-0", "node-a", config, keys, runtime, llms, policies, lambda: coordinator.endpoint)
     stop = asyncio.Event()
     running = asyncio.create_task(worker.run(stop))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from prorl_hpc.agents.chat_dialect import Dialect
 from prorl_hpc.agents.chat_messages import Prepared, prepare
@@ -31,8 +32,9 @@ def check_template(template: ChatTemplate, dialect: Dialect, tokens: ChatTokens,
     part = ""
     try:
         writer = ChatWriter(template, dialect, tokens)
-        for part, tools in (("", ()), (" with tools", _TOOLS)):
-            _Check(writer, template, tokens, tools).run()
+        _Check(writer, template, tokens, ()).run()
+        part = " with tools"
+        _Check(writer, template, tokens, _TOOLS).run()
     except NoEnd as error:
         raise _refusal(
             name,
@@ -154,7 +156,7 @@ def _warn_of_rewriting(writer: ChatWriter, template: ChatTemplate, name: str) ->
     for k in range(1, len(messages) + 1):
         prepared = prepare(writer.dialect, messages[:k])
         texts.append(template.render(prepared.messages, add_generation_prompt=False))
-    for shorter, longer in zip(texts, texts[1:], strict=False):
+    for shorter, longer in pairwise(texts):
         if not longer.startswith(shorter):
             log.warning(
                 "the chat template of %s writes a conversation that goes on otherwise than one that has ended "

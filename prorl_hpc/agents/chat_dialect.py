@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +12,17 @@ from prorl_hpc.agents.chat_slots import Slots, slot_of, split, to_json
 from prorl_hpc.agents.chat_template import ChatTemplate, TemplateRefusal
 from prorl_hpc.agents.tool_formats import get_tool_format
 
+log = logging.getLogger(__name__)
+
 _TAUGHT = {
     "harmony": r"<\|channel\|>commentary",
     "mistral": r"\[TOOL_CALLS\]",
     "deepseek": r"<｜tool▁calls▁begin｜>",
-    "qwen_xml": r"<function=",
-    "hermes": r"<tool_call>",
-    "pythonic": r"tool_call_start\|>\[|\[func_name1\(|```tool_code",
-    "llama_json": r"""\{\\?"name\\?": (function name|' ?\+|" ?\+).*\\?"parameters\\?": """,
+    "qwen_xml": r"<parameter=",
+    "hermes": r"""<tool_call>(\\n|\s)*\{\\?['"]""",
+    "pythonic": r"<\|tool_call_start\|>\[\" \+ \(|\[func_name1\(|```tool_code",
+    "llama_json": r"""\{"name": function name, "parameters":""",
+    "json": r"<\|tool_call\|> followed by a JSON list",
 }
 """By what a template's text shows that it writes calls in this format; the first that is found counts."""
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -26,7 +30,8 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True)
 class Dialect:
-    """Facts about a template. What it does not do itself is written for it: see chat_messages."""
+    """Facts about a template. What it does not do itself is written for it: see chat_messages. Of tools it does nothing
+    itself if calls are to be in another format than the one that it teaches."""
 
     system: bool
     """It has system messages."""
@@ -76,20 +81,27 @@ class Probe:
         taught = taught_format(source)
         none_content = bool(re.search(r"content['\"\]]* is (not )?none", source)) and self._writes_calls(none=True)
         as_text = not self._writes_calls(none=none_content) and self._writes_calls(none=none_content, text=True)
-        tells = self._tells_tools() and tool_format in ("auto", taught or "json")
+        native = bool(taught) and tool_format in ("auto", taught)
+        tells = self._tells_tools()
+        if tells and not taught and tool_format == "auto":
+            log.warning(
+                "the chat template %s teaches tool calls in a form that is not known here: tools are told of in the system "
+                "message instead, in the form hermes (model.tool_format sets another)",
+                self._template.origin,
+            )
         return Dialect(
             system=self._accepts([("system", "s"), ("user", "u")]),
             later_system=self._accepts([("user", "u"), ("assistant", "a"), ("system", "s"), ("user", "v")]),
             alternates=not self._accepts([("user", "u"), ("user", "v")]),
-            tells_tools=tells,
-            tool_role=self._has_tool_role(tells),
-            calls=self._writes_calls(none=none_content, text=as_text),
-            parallel=self._writes_calls(2, none=none_content, text=as_text),
+            tells_tools=native and tells,
+            tool_role=native and self._has_tool_role(tells),
+            calls=native and self._writes_calls(none=none_content, text=as_text),
+            parallel=native and self._writes_calls(2, none=none_content, text=as_text),
             arguments_as_text=as_text,
             none_content=none_content,
             call_id_length=9 if re.search(r"length (!=|==) 9", source) else 0,
             reasoning_keys=tuple(k for k in _REASONING_KEYS if re.search(rf"(\.|['\"]){k}\b", source))[:1],
-            tool_format=taught or ("json" if tells else "hermes") if tool_format == "auto" else tool_format,
+            tool_format=(taught or "hermes") if tool_format == "auto" else tool_format,
             results_one_by_one=taught == "harmony",
             moves_prompt="user_messages[-1]" in source,
             forgets_earlier_calls=taught == "deepseek",
@@ -149,7 +161,7 @@ class Probe:
 
 def taught_format(source: str) -> str:
     """The format in which a template writes calls; empty if it shows none that is known."""
-    return next((name for name, pattern in _TAUGHT.items() if re.search(pattern, source, re.DOTALL)), "")
+    return next((name for name, pattern in _TAUGHT.items() if re.search(pattern, source)), "")
 
 
 def sample_tool(slots: Slots) -> dict[str, Any]:

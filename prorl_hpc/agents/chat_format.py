@@ -35,14 +35,13 @@ class ChatFormat:
         """What the template can write."""
         self._tokens = tokens
         self._writer = check_template(template, dialect, tokens, name)
-        ends = [tokens.control[end][0] for end in dict.fromkeys(self._writer.ends) if end]
-        self.end_of_turn_id = ends[0]
+        ends = self._writer.ends
+        self.end_of_turn_id = tokens.control[ends.final][0]
         """With which the model ends an answer."""
         # Llama 3 ends a turn by another token when it calls a tool of its own.
-        self._turn_end_ids = {*ends, *(tokens.control[t][0] for t in ("<|eom_id|>",) if t in tokens.control)}
-        eos = tokens.control.get(template.eos_token or "")
-        stops = {tokens.control[end][0] for end in (self._writer.ends.final, self._writer.ends.call) if end}
-        self.stop_token_ids: list[int] = sorted({*stops, *extra_eos_ids, *([eos[0]] if eos else [])})
+        self._turn_end_ids = {tokens.control[end][0] for end in (*ends.tokens, "<|eom_id|>") if end in tokens.control}
+        stops = {tokens.control[end][0] for end in (ends.final, ends.call, template.eos_token) if end in tokens.control}
+        self.stop_token_ids: list[int] = sorted({*stops, *extra_eos_ids})
         """Ids that end an assistant's turn: those of the template, and the model's eos."""
 
     @classmethod
@@ -82,7 +81,8 @@ class ChatFormat:
         """The ids from the end of an assistant turn to the opening of the next: what closes the turn (all of
         it unless ``last_id``, the turn's last id, already ends it), ``messages``, the opening."""
         ids = self._tokens.encode(self._writer.after_turn(messages), at_start=False)
-        return ids[1:] if last_id in self._turn_end_ids else ids
+        ended = {ids[0]} if self._writer.ends.begin_next else self._turn_end_ids
+        return ids[1:] if last_id in ended else ids
 
     def decode(self, ids: Sequence[int], *, control_tokens: bool = False) -> str:
         """Text of ``ids``; without the special tokens unless asked for."""

@@ -9,8 +9,10 @@ from prorl_hpc.agents.chat_template import ChatTemplate
 from prorl_hpc.messages.errors import ConfigError
 
 CHOICES = ("auto", "on", "off")
-_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?")
-_THINKS = re.compile(r"<think>|<\|channel\|>analysis|<\|channel>thought|\[THINK\]")
+_THOUGHT = re.compile(
+    r"<think>\s*(</think>\s*)?|<\|channel>thought\s*(<channel\|>\s*)?|<\|START_THINKING\|>\s*(<\|END_THINKING\|>)?"
+)
+_THINKS = re.compile(r"<think>|<\|channel\|>analysis|<\|channel>thought|<\|START_THINKING\|>|\[THINK\]")
 
 
 def without_thought(text: str) -> str:

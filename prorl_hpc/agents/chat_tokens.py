@@ -111,6 +111,10 @@ class ChatTokens:
         kept = list(ids) if control_tokens else [i for i in ids if i not in self._special_ids]
         return self._tokenizer.decode(kept, skip_special_tokens=False)
 
+    def is_special(self, text: str) -> bool:
+        """Whether the tokenizer itself calls this control token special."""
+        return self.control[text][0] in self._special_ids
+
     def first_control(self, text: str) -> tuple[int, str] | None:
         """Where the first control token of ``text`` is, and which."""
         match = self._pattern.search(text) if self._pattern else None

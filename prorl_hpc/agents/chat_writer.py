@@ -27,11 +27,17 @@ USER, ANSWER = Message("user", "question"), Message("assistant", "answer")
 
 class Ends(NamedTuple):
     """Control tokens that end an assistant's turn: as the model ends its answer, as the template writes it once the
-    conversation goes on, and as a turn with calls ends (empty if the template writes none)."""
+    conversation goes on, and as a turn with calls ends (empty if the template writes none). ``begin_next``: they are what
+    begins the next message (GLM), so one does not stand for another."""
 
     final: str
     later: str
     call: str
+    begin_next: bool = False
+
+    @property
+    def tokens(self) -> list[str]:
+        return [end for end in dict.fromkeys((self.final, self.later, self.call)) if end]
 
 
 class NoEnd(Exception):
@@ -47,12 +53,11 @@ class ChatWriter:
         self._tokens = tokens
         later = self._first_control(self._tail([USER, ANSWER, USER], 1))
         try:
-            final = self._first_control(self._tail([USER, ANSWER], 1))
+            self.ends = Ends(self._first_control(self._tail([USER, ANSWER], 1)), later, "")
         except NoEnd:
-            final = later
-        self.ends = Ends(final, later, "")
+            self.ends = Ends(later, later, "", begin_next=True)
         if dialect.tool_role:
-            self.ends = Ends(final, later, self._find_call_end())
+            self.ends = self.ends._replace(call=self._find_call_end())
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[Part]:
         """All messages, then the assistant's turn opened."""
@@ -106,7 +111,7 @@ class ChatWriter:
     def _turn_before(self, messages: Sequence[Message]) -> Message:
         """A turn of the assistant that ``messages`` can follow."""
         calls = [ToolCall(m.name, {"argument": _ARGUMENT}, m.call_id) for m in messages if m.role == "tool"]
-        if not (calls and self.dialect.tool_role):
+        if not (calls and self.dialect.tool_role and self.dialect.calls):
             return ANSWER
         return calling(calls if self.dialect.parallel else calls[:1])
 
@@ -124,19 +129,25 @@ class ChatWriter:
         return prepared, pieces[last + 1 :]
 
     def _find_call_end(self) -> str:
-        """An end that is known, else the last control token (harmony ends calls by one of their own)."""
+        """An end that is known, else the last special token of the turn (harmony ends calls by one of their own), else
+        the first of the result."""
+        call = ToolCall("f", {"argument": _ARGUMENT}, "000000000")
+        result = Message("tool", "result", call.name, call.call_id)
         try:
-            _, pieces = self._tail([USER, calling([ToolCall("f", {"argument": _ARGUMENT}, "000000000")])], 1)
+            turn = _template_text(self._tail([USER, calling([call])], 1)[1])
+            longer = _template_text(self._tail([USER, calling([call]), result], 1)[1])
         except TemplateRefusal:
             return self.ends.later
-        text = "".join(piece.text for piece in pieces)
-        if self._find_end(text) is not None:
+        if self._find_end(turn) is not None:
             return self.ends.later
-        found = ""
+        return next(iter([*reversed(self._specials(turn)), *self._specials(longer)]), self.ends.later)
+
+    def _specials(self, text: str) -> list[str]:
+        found = []
         while control := self._tokens.first_control(text):
-            at, found = control
-            text = text[at + len(found) :]
-        return found or self.ends.later
+            text = text[control[0] + len(control[1]) :]
+            found += [control[1]] if self._tokens.is_special(control[1]) else []
+        return found
 
     def _first_control(self, tail: tuple[Prepared, list[Piece]]) -> str:
         following = tail[1][0].text if tail[1] else ""
@@ -146,12 +157,12 @@ class ChatWriter:
         return control[1]
 
     def _find_end(self, text: str) -> int | None:
-        found = [at for end in set(self.ends) if end and (at := text.find(end)) >= 0]
+        found = [at for end in self.ends.tokens if (at := text.find(end)) >= 0]
         return min(found, default=None)
 
     def _without_end(self, parts: list[Part]) -> list[Part]:
         text = parts[0][0]
-        end = next(end for end in self.ends if end and text.startswith(end))
+        end = next(end for end in self.ends.tokens if text.startswith(end))
         return [(text[len(end) :], True), *parts[1:]]
 
 
@@ -167,6 +178,10 @@ def _own_slots(entry: dict[str, object], prepared: Prepared) -> set[int | None]:
     if "tool_calls" in entry and _ARGUMENT in prepared.slots.texts:
         slots.add(prepared.slots.texts.index(_ARGUMENT))
     return slots - {None}
+
+
+def _template_text(pieces: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
 
 
 def _fill(prepared: Prepared, pieces: Iterable[Piece]) -> list[Part]:

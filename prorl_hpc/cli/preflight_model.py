@@ -27,7 +27,7 @@ def model_problems(config: ProrlConfig) -> Iterator[str]:
 def _problems_of(config: ProrlConfig, setting: str, model: ModelConfig) -> Iterator[str]:
     if model.path:
         path = Path(model.path).expanduser().absolute()
-        wrong = check_model(path)
+        wrong = check_model(path, model.thinking, model.tool_format)
         yield from (error if setting == "model" else f"{setting}: {error}" for error in wrong)
         if not wrong:
             yield from _fits(config, setting, model, path)
@@ -37,14 +37,15 @@ def _problems_of(config: ProrlConfig, setting: str, model: ModelConfig) -> Itera
         yield from _fits(config, setting, model, prepared_model(model.prepare))
 
 
-def check_model(path: Path) -> list[str]:
-    """Whether a model directory has what a run needs: weights, tokenizer and an extendable chat template."""
+def check_model(path: Path, thinking: str = "auto", tool_format: str = "auto") -> list[str]:
+    """Whether a model directory has what a run needs: weights, tokenizer and a chat template that can be extended, and
+    that does what ``model.thinking`` and ``model.tool_format`` ask."""
     try:
         check_model_dir(path)
     except ValueError as error:
         return [str(error)]
     try:
-        ChatFormat.open(path)
+        ChatFormat.open(path, thinking=thinking, tool_format=tool_format)
     except ConfigError as error:
         return [str(error)]
     return []

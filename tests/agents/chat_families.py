@@ -38,16 +38,12 @@ _MISTRAL = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[
 _MISTRAL += ("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]")
 _MISTRAL += ("[CALL_ID]", "[IMG]")
 _DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")
-_DEEPSEEK_PLAIN = ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>") + tuple(
-    f"<｜tool▁{name}｜>"
-    for name in (
-        *("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"),
-        *("outputs▁begin", "outputs▁end", "output▁begin", "output▁end"),
-    )
-)
-_HARMONY = tuple(
-    f"<|{name}|>" for name in "startoftext endoftext return constrain channel start end message call".split()
-)
+_DEEPSEEK_PLAIN = ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
+_DEEPSEEK_PLAIN += ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+_DEEPSEEK_PLAIN += ("<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")
+_DEEPSEEK_PLAIN += ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
+_HARMONY = ("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>")
+_HARMONY += ("<|start|>", "<|end|>", "<|message|>", "<|call|>")
 _GEMMA = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
 _CHATML = FamilyTokens(_QWEN2_5[:3], "<|im_end|>")
 _LLAMA = FamilyTokens(_LLAMA3, "<|eot_id|>", "<|begin_of_text|>", (), ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"))

@@ -103,7 +103,7 @@ def _prepare_models(config: ProrlConfig) -> list[str]:
             from prorl_hpc.cli.preflight_model import check_model
 
             model.path = str(prepare_in_child(model.prepare))
-            errors += check_model(Path(model.path))
+            errors += check_model(Path(model.path), model.thinking, model.tool_format)
     return list(dict.fromkeys(errors))
 
 

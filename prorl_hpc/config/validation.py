@@ -13,6 +13,7 @@ from typing import Any
 
 from prorl_hpc.config.agent_validation import agent_errors
 from prorl_hpc.config.cluster_validation import cluster_errors
+from prorl_hpc.config.finish_validation import finish_errors
 from prorl_hpc.config.parallel import parallel_errors
 from prorl_hpc.config.policies import model_setting, models_of
 from prorl_hpc.config.policy_validation import policy_errors
@@ -96,6 +97,7 @@ def validate(config: ProrlConfig) -> list[str]:
         *parallel_errors(config),
         *script_errors(config),
         *agent_errors(config),
+        *finish_errors(config),
         *cluster_errors(config),
     ]
 

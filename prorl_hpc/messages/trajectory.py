@@ -117,6 +117,11 @@ class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     trained in the branch. Branches have no branches."""
 
     @property
+    def conversations(self) -> list[Trajectory]:
+        """This one, then its branches: each a sample of its own in training."""
+        return [self, *self.branches]
+
+    @property
     def token_ids(self) -> list[int]:
         """All ids, length T."""
         return list(chain.from_iterable(s.token_ids for s in self.segments))

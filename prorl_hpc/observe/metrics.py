@@ -10,6 +10,8 @@ Every line has ``kind``, ``step`` and ``time`` (seconds since the epoch).
 - ``rollouts``, ``rollouts_failed``, ``groups_accepted``, ``groups_uniform``, ``groups_broken``: counts;
   ``groups_carried``: groups that went on into the next step, which counts their rollouts
 - ``failures``: {kind: rollouts}
+- ``finish``: {why it ended: share} of the finished rollouts' main conversations; ``branches``: further conversations
+  per rollout, each a sample of its own
 - ``tokens_generated``, ``tokens_trained``, ``tokens_total``: tokens that the policy wrote, that went into the loss, with prompts
 - ``seconds``: {``rollouts``, ``training``, ``publishing``, ``saving``, ``evaluating``, ``total``}, those that apply
 - ``loss``, ``grad_norm``, ``learning_rate``, ``entropy``, ``clip_fraction``, ``weight_version``

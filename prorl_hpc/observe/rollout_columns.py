@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +12,32 @@ import pyarrow as pa
 
 from prorl_hpc.messages.batch import GroupOutcome
 from prorl_hpc.messages.rollout import RolloutResult
-from prorl_hpc.messages.trajectory import Message, Segment, Trajectory
+from prorl_hpc.messages.trajectory import Finish, Message, Segment, ToolCall, Trajectory
 
 VERSION = 3
+_MESSAGE = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("name", pa.string()),
+        ("call_id", pa.string()),
+        (
+            "tool_calls",
+            pa.list_(pa.struct([("name", pa.string()), ("arguments", pa.string()), ("call_id", pa.string())])),
+        ),
+        ("reasoning", pa.string()),
+    ]
+)
+_CONVERSATION = [
+    ("token_ids", pa.list_(pa.int32())),
+    ("loss_mask", pa.list_(pa.bool_())),
+    ("logprobs", pa.list_(pa.float32())),
+    ("segment_lengths", pa.list_(pa.int32())),
+    ("weight_versions", pa.list_(pa.int32())),
+    ("messages", pa.list_(_MESSAGE)),
+    ("truncated", pa.bool_()),
+    ("finish", pa.string()),
+]
 SCHEMA = pa.schema(
     [
         ("rollout_id", pa.string()),
@@ -40,25 +65,12 @@ SCHEMA = pa.schema(
         ("worker", pa.string()),
         ("server", pa.string()),
         ("cursor", pa.int64()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.bool_())),
-        ("logprobs", pa.list_(pa.float32())),
-        ("segment_lengths", pa.list_(pa.int32())),
-        ("weight_versions", pa.list_(pa.int32())),
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("truncated", pa.bool_()),
+        *_CONVERSATION,
+        ("branches", pa.list_(pa.struct(_CONVERSATION))),
     ],
     metadata={"prorl_rollouts": str(VERSION)},
 )
-TRAJECTORY_COLUMNS = [
-    "token_ids",
-    "loss_mask",
-    "logprobs",
-    "segment_lengths",
-    "weight_versions",
-    "messages",
-    "truncated",
-]
+TRAJECTORY_COLUMNS = [*(name for name, _ in _CONVERSATION), "branches"]
 _BY_TOKEN = ("token_ids", "loss_mask", "logprobs")
 
 
@@ -99,18 +111,13 @@ class RowGroup:
         for name, value in _plain_values(row).items():
             self._values[name].append(value)
         length = 0
-        for segment in row.trajectory.segments:
-            n = len(segment.token_ids)
-            logprobs = segment.logprobs if segment.trained else None
-            self._by_token["token_ids"].append(np.array(segment.token_ids, dtype=np.int32))
-            self._by_token["loss_mask"].append(np.full(n, segment.trained, dtype=np.bool_))
-            self._by_token["logprobs"].append(
-                np.zeros(n, dtype=np.float32) if logprobs is None else np.array(logprobs, dtype=np.float32)
-            )
-            length += n
+        for values in _token_arrays(row.trajectory):
+            for name, array in zip(_BY_TOKEN, values, strict=True):
+                self._by_token[name].append(array)
+            length += len(values[0])
         self._lengths.append(length)
         self.num_rows += 1
-        self.num_tokens += length
+        self.num_tokens += sum(part.num_tokens for part in row.trajectory.conversations)
 
     def table(self) -> pa.Table:
         offsets = pa.array(np.concatenate([[0], np.cumsum(self._lengths)]).astype(np.int32))
@@ -151,23 +158,72 @@ def _plain_values(row: StoredRollout) -> dict[str, Any]:
         "worker": rollout.worker,
         "server": rollout.server,
         "cursor": row.cursor,
+        **_by_conversation(trajectory),
+        "branches": [_branch_values(branch) for branch in trajectory.branches],
+    }
+
+
+def _token_arrays(trajectory: Trajectory) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Ids, mask and logprobs of each segment."""
+    for segment in trajectory.segments:
+        n = len(segment.token_ids)
+        logprobs = segment.logprobs if segment.trained else None
+        yield (
+            np.array(segment.token_ids, dtype=np.int32),
+            np.full(n, segment.trained, dtype=np.bool_),
+            np.zeros(n, dtype=np.float32) if logprobs is None else np.array(logprobs, dtype=np.float32),
+        )
+
+
+def _branch_values(branch: Trajectory) -> dict[str, Any]:
+    columns = list(zip(*_token_arrays(branch), strict=True)) or [(np.empty(0),)] * len(_BY_TOKEN)
+    arrays = {name: np.concatenate(parts) for name, parts in zip(_BY_TOKEN, columns, strict=True)}
+    return {**arrays, **_by_conversation(branch)}
+
+
+def _by_conversation(trajectory: Trajectory) -> dict[str, Any]:
+    return {
         "segment_lengths": [len(segment.token_ids) for segment in trajectory.segments],
         "weight_versions": [segment.weight_version for segment in trajectory.segments],
-        "messages": [{"role": message.role, "content": message.content} for message in trajectory.messages],
+        "messages": [_message_values(message) for message in trajectory.messages],
         "truncated": trajectory.truncated,
+        "finish": trajectory.finish.value,
+    }
+
+
+def _message_values(message: Message) -> dict[str, Any]:
+    calls = [
+        {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False), "call_id": call.call_id}
+        for call in message.tool_calls
+    ]
+    return {
+        "role": message.role,
+        "content": message.content,
+        "name": message.name,
+        "call_id": message.call_id,
+        "tool_calls": calls,
+        "reasoning": message.reasoning,
     }
 
 
 def trajectory_at(table: pa.Table, row: int) -> Trajectory:
-    """The trajectory in ``row`` of a table with TRAJECTORY_COLUMNS; its logprobs are rounded to float32."""
+    """The trajectory in ``row`` of a table with TRAJECTORY_COLUMNS, or with those of an older version; its logprobs are
+    rounded to float32."""
+    values = {name: table.column(name)[row] for name in TRAJECTORY_COLUMNS if name in table.column_names}
+    branches = values.pop("branches").as_py() if "branches" in values else None
+    arrays = {name: values[name].values.to_numpy(zero_copy_only=False) for name in _BY_TOKEN}
+    whole = {name: value.as_py() for name, value in values.items() if name not in _BY_TOKEN} | arrays
+    return _read_conversation(whole, [_read_branch(branch) for branch in branches or []])
 
-    def column(name: str) -> Any:
-        return table.column(name)[row]
 
-    tokens, mask, logprobs = (column(name).values.to_numpy(zero_copy_only=False) for name in _BY_TOKEN)
+def _read_branch(values: dict[str, Any]) -> Trajectory:
+    return _read_conversation(values | {name: np.array(values[name]) for name in _BY_TOKEN}, [])
+
+
+def _read_conversation(values: dict[str, Any], branches: list[Trajectory]) -> Trajectory:
+    tokens, mask, logprobs = (values[name] for name in _BY_TOKEN)
     segments, start = [], 0
-    versions = column("weight_versions").as_py()
-    for length, version in zip(column("segment_lengths").as_py(), versions, strict=True):
+    for length, version in zip(values["segment_lengths"], values["weight_versions"], strict=True):
         end = start + length
         trained = bool(mask[start]) if length else version is not None
         segments.append(
@@ -179,5 +235,21 @@ def trajectory_at(table: pa.Table, row: int) -> Trajectory:
             )
         )
         start = end
-    messages = [Message(message["role"], message["content"]) for message in column("messages").as_py()]
-    return Trajectory(segments, messages, column("truncated").as_py())
+    messages = [_read_message(message) for message in values["messages"]]
+    return Trajectory(segments, messages, values["truncated"], Finish(values.get("finish") or ""), branches)
+
+
+def _read_message(values: dict[str, Any]) -> Message:
+    """Older files have ``role`` and ``content`` alone."""
+    calls = [
+        ToolCall(call["name"], json.loads(call["arguments"]), call["call_id"])
+        for call in values.get("tool_calls") or []
+    ]
+    return Message(
+        values["role"],
+        values["content"],
+        values.get("name") or "",
+        values.get("call_id") or "",
+        calls,
+        values.get("reasoning") or "",
+    )

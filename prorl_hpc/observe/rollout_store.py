@@ -31,13 +31,19 @@ loss_mask           list<bool>            length T; true where the policy genera
 logprobs            list<float32>         length T, nats, as the engine reported them; 0 where loss_mask is false
 segment_lengths     list<int32>           length S, tokens; they add up to T
 weight_versions     list<int32>           length S; null where the policy did not generate the segment
-messages            list<struct>          {role, content}: the conversation as text, for people
+messages            list<struct>          {role, content, name, call_id, tool_calls, reasoning}: the conversation as
+                                          text, for people; tool_calls: list<{name, arguments (JSON), call_id}>
 truncated           bool                  a turn was cut at a token limit
+finish              string                why the conversation ended: answer, malformed, turns, turn_tokens,
+                                          rollout_tokens, context, stop_string, repetition, environment; or empty
+branches            list<struct>          the columns from token_ids to finish of each further conversation (sub-agents,
+                                          histories that an agent rewrote): samples of their own with this reward
 ==================  ====================  =========================================================================
 
 The file's metadata has the version of this table (``prorl_rollouts``; files of version 1 lack ``carried_from`` and
-``cursor``, those before 3 ``policy``) and the epoch that wrote it (``prorl_epoch``): when a batch of the same id is ordered again after ``resume
---fresh``, the file of epoch n before it is kept as ``<batch_id>~<n>.parquet``.
+``cursor``, those before 3 ``policy``, ``finish``, ``branches``, and all but role and content of ``messages``) and the
+epoch that wrote it (``prorl_epoch``): when a batch of the same id is ordered again after ``resume --fresh``, the file
+of epoch n before it is kept as ``<batch_id>~<n>.parquet``.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.messages.batch import BatchResult, GroupOutcome, GroupResult
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import RolloutResult, Status
+from prorl_hpc.messages.trajectory import Finish, Trajectory
 from prorl_hpc.trainer.losses import group_advantages, soft_overlong_punishment
 
 ZERO_LOGPROBS_SUSPECT = 8
@@ -23,7 +24,8 @@ ZERO_LOGPROBS_SUSPECT = 8
 
 @dataclass(frozen=True)
 class Sample:
-    """One trajectory: ids, where the loss counts, the engine's logprobs (π_old) and one advantage. Lists of length T."""
+    """One conversation: ids, where the loss counts, the engine's logprobs (π_old) and one advantage. Lists of length T.
+    ``part``: 0 for a rollout's main conversation, then its branches, which have its advantage."""
 
     rollout_id: str
     group_id: str
@@ -31,6 +33,7 @@ class Sample:
     loss_mask: list[bool]
     logprobs: list[float]
     advantage: float
+    part: int = 0
 
     @property
     def first_trained(self) -> int:
@@ -52,7 +55,7 @@ class TrainingBatch:
 
 
 def training_batch(result: BatchResult, config: TrainerConfig) -> TrainingBatch:
-    """Samples of the accepted groups. Raises RunError naming the rollout that cannot be trained on."""
+    """Samples of the accepted groups: each conversation of a rollout with tokens of the policy is one. Raises RunError naming the rollout that cannot be trained on."""
     samples = [
         sample
         for group in result.groups
@@ -68,21 +71,33 @@ def _group_samples(group: GroupResult, config: TrainerConfig) -> list[Sample]:
     advantages = group_advantages(torch.tensor(rewards, dtype=torch.float64)).tolist() if finished else []
     samples = []
     for rollout, advantage in zip(finished, advantages, strict=True):
-        _check_tokens(rollout)
-        if config.overlong_filtering and rollout.trajectory.truncated:
-            continue  # DAPO §3.4: its reward stays in the group's mean, its tokens get loss mask 0
-        trajectory = rollout.trajectory
-        samples.append(
-            Sample(
-                rollout.rollout_id,
-                group.group_id,
-                trajectory.token_ids,
-                trajectory.loss_mask,
-                trajectory.logprobs,
-                advantage,
-            )
-        )
+        if not any(conversation.num_trained_tokens for conversation in rollout.trajectory.conversations):
+            raise RunError(f"{_name(rollout)} has no token with logprobs from the policy: it cannot be trained on")
+        for part, conversation in enumerate(rollout.trajectory.conversations):
+            if not conversation.num_trained_tokens:
+                continue
+            _check_tokens(conversation, _name(rollout, part))
+            if config.overlong_filtering and _was_cut(conversation, config):
+                continue  # DAPO §3.4: its reward stays in the group's mean, its tokens get loss mask 0
+            samples.append(_sample(rollout, group.group_id, conversation, advantage, part))
     return samples
+
+
+def _sample(rollout: RolloutResult, group_id: str, conversation: Trajectory, advantage: float, part: int) -> Sample:
+    ids, mask, logprobs = conversation.token_ids, conversation.loss_mask, conversation.logprobs
+    return Sample(rollout.rollout_id, group_id, ids, mask, logprobs, advantage, part)
+
+
+def _was_cut(conversation: Trajectory, config: TrainerConfig) -> bool:
+    """A service that says no reason may still say that a turn was cut."""
+    if conversation.finish is Finish.UNKNOWN:
+        return conversation.truncated
+    return conversation.finish in config.overlong_finishes
+
+
+def _name(rollout: RolloutResult, part: int = 0) -> str:
+    branch = f", branch {part}," if part else ""
+    return f"rollout {rollout.rollout_id}{branch} from server {rollout.server or 'unknown'}"
 
 
 def _reward(rollout: RolloutResult, config: TrainerConfig) -> float:
@@ -91,25 +106,21 @@ def _reward(rollout: RolloutResult, config: TrainerConfig) -> float:
             f"rollout {rollout.rollout_id} (task {rollout.task}, worker {rollout.worker or 'unknown'}) ended DONE with "
             f"reward {rollout.reward}: a reward must be a finite number. Mend the task's eval"
         )
-    length = rollout.trajectory.num_trained_tokens
+    length = sum(conversation.num_trained_tokens for conversation in rollout.trajectory.conversations)
     return rollout.reward + soft_overlong_punishment(
         length, config.max_response_tokens, config.soft_overlong_cache_tokens
     )
 
 
-def _check_tokens(rollout: RolloutResult) -> None:
+def _check_tokens(conversation: Trajectory, where: str) -> None:
     """Every generated token needs the logprob that its engine sampled it with."""
-    trained = [s for s in rollout.trajectory.segments if s.trained]
-    where = f"rollout {rollout.rollout_id} from server {rollout.server or 'unknown'}"
     logprobs: list[float] = []
-    for segment in trained:
+    for segment in (s for s in conversation.segments if s.trained):
         if segment.logprobs is None or len(segment.logprobs) != len(segment.token_ids):
             got = "no logprobs" if segment.logprobs is None else f"{len(segment.logprobs)} logprobs"
             raise RunError(f"{where} has {got} for {len(segment.token_ids)} generated tokens: it cannot be trained on")
         logprobs += segment.logprobs
-    if not logprobs:
-        raise RunError(f"{where} has no token with logprobs from the policy: it cannot be trained on")
-    if rollout.trajectory.loss_mask[0]:
+    if conversation.loss_mask[0]:
         raise RunError(f"{where} begins with a generated token: nothing predicts it, a prompt must come first")
     bad = next((x for x in logprobs if not math.isfinite(x) or x > 1e-3), None)
     if bad is not None:

@@ -57,7 +57,7 @@ class MicroBatch:
 def make_rows(samples: Sequence[Sample], token_budget: int, *, share_prompts: bool) -> list[Row]:
     """Rows of at most ``token_budget`` tokens where samples allow it; one that is longer gets a row of its own."""
     rows = []
-    for _, members in groupby(sorted(samples, key=lambda s: s.group_id), key=lambda s: s.group_id):
+    for _, members in groupby(sorted(samples, key=_prompt_of), key=_prompt_of):
         group = list(members)
         if not share_prompts:
             rows += [_row([sample], sample.first_trained) for sample in group]
@@ -67,6 +67,12 @@ def make_rows(samples: Sequence[Sample], token_budget: int, *, share_prompts: bo
         bins = -(-sum(len(s.token_ids) - prompt for s in group) // room)
         rows += [_row(members, prompt) for members in _even_bins(group, bins, prompt, room)]
     return rows
+
+
+def _prompt_of(sample: Sample) -> tuple[str, int]:
+    """Main conversations of a group share their prompt; branches rarely have more than their first words in common with
+    them, but perhaps with one another."""
+    return sample.group_id, sample.part
 
 
 def _shared_prompt(group: Sequence[Sample]) -> int:

@@ -26,11 +26,12 @@ def rollout_metrics(result: BatchResult, weight_version: int) -> dict[str, Any]:
     broken = [r for r in rollouts if r.status in (Status.FAILED, Status.TIMED_OUT)]
     accepted = [r for g in result.groups if g.outcome is GroupOutcome.ACCEPTED for r in g.rollouts]
     progress = result.progress
-    generated = [r.trajectory.num_trained_tokens for r in done]
+    generated = [_generated(r) for r in done]
     ages = [
         (weight_version - s.weight_version, len(s.token_ids))
         for r in accepted
-        for s in r.trajectory.segments
+        for conversation in r.trajectory.conversations
+        for s in conversation.segments
         if s.trained and s.weight_version is not None
     ]
     found = {
@@ -46,9 +47,11 @@ def rollout_metrics(result: BatchResult, weight_version: int) -> dict[str, Any]:
         "failures": dict(Counter(_kind(r) for r in broken)),
         "response_tokens": mean([float(n) for n in generated]),
         "truncated": mean([float(r.trajectory.truncated) for r in done]),
+        "finish": finish_shares(done),
+        "branches": mean([float(len(r.trajectory.branches)) for r in done]),
         "turns": mean([r.metrics["turns"] for r in done if "turns" in r.metrics]),
-        "tokens_generated": sum(r.trajectory.num_trained_tokens for r in rollouts),
-        "tokens_total": sum(r.trajectory.num_tokens for r in rollouts),
+        "tokens_generated": sum(_generated(r) for r in rollouts),
+        "tokens_total": sum(part.num_tokens for r in rollouts for part in r.trajectory.conversations),
         "staleness": sum(age * n for age, n in ages) / sum(n for _, n in ages) if ages else None,
     }
     return {key: value for key, value in found.items() if value is not None}
@@ -64,9 +67,20 @@ def evaluation_metrics(result: BatchResult) -> dict[str, Any]:
         "successes": sum(x >= 1.0 for x in rewards),
         "rollouts": len(rewards),
         "rollouts_failed": sum(r.status in (Status.FAILED, Status.TIMED_OUT) for r in rollouts),
-        "response_tokens": mean([float(r.trajectory.num_trained_tokens) for r in done]),
+        "response_tokens": mean([float(_generated(r)) for r in done]),
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def finish_shares(rollouts: Sequence[RolloutResult]) -> dict[str, float] | None:
+    """Share of each reason for which main conversations ended; those of which nobody said are ``unknown``. None without
+    rollouts."""
+    counts = Counter(r.trajectory.finish.value or "unknown" for r in rollouts)
+    return {finish: n / len(rollouts) for finish, n in sorted(counts.items())} or None
+
+
+def _generated(rollout: RolloutResult) -> int:
+    return sum(conversation.num_trained_tokens for conversation in rollout.trajectory.conversations)
 
 
 def _rewards(rollouts: Sequence[RolloutResult]) -> list[float]:

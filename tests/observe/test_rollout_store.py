@@ -4,13 +4,14 @@ import math
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchState, GroupOutcome, GroupResult
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, Stage, StageTiming, Status
-from prorl_hpc.messages.trajectory import Message, Segment, Trajectory
+from prorl_hpc.messages.trajectory import Finish, Message, Segment, ToolCall, Trajectory
 from prorl_hpc.observe.rollout_store import SCHEMA, RolloutStore, StoredRollout, read_rollouts
 
 DONE = RolloutResult(
@@ -59,7 +60,15 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert done["loss_mask"] == [False, False, False, True, True]
     assert done["logprobs"] == [0, 0, 0, -0.5, -0.25]
     assert done["segment_lengths"] == [3, 2] and done["weight_versions"] == [None, 7]
-    assert done["messages"][1] == {"role": "assistant", "content": "zwölf"}
+    assert done["messages"][1] == {
+        "role": "assistant",
+        "content": "zwölf",
+        "name": "",
+        "call_id": "",
+        "tool_calls": [],
+        "reasoning": "",
+    }
+    assert (done["finish"], done["branches"]) == ("", [])
     assert dict(done["metrics"]) == {"turns": 2.0, "tool_calls": 1.0}
     assert done["timings"] == [{"stage": "run", "queued_s": 0.5, "busy_s": 1.5}]
     assert (done["reward"], done["failure_kind"], done["group_outcome"]) == (1.0, None, "accepted")
@@ -152,6 +161,64 @@ def test_odd_trajectories_are_read_back(tmp_path: Path) -> None:
     file = store.begin_batch("b", epoch=1)
     places = [file.add(StoredRollout(DONE, trajectory, "b")) for trajectory in odd]
     assert store.read(file.finish().name, places) == odd
+
+
+def test_branches_and_what_messages_say_are_read_back(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    call = ToolCall("bash", {"command": "ls 'ä'", "n": [1, None]}, "call_1")
+    answer = Message("assistant", "so", tool_calls=[call, ToolCall("finish")], reasoning="hm")
+    messages = [Message("user", "p"), answer, Message("tool", "out", "bash", "call_1")]
+    branches = [
+        Trajectory(
+            [Segment([1, 2]), Segment([3], [-0.5], True, 7), Segment([4], [-0.25], True, 8)],
+            messages,
+            True,
+            Finish.CONTEXT,
+        ),
+        Trajectory([Segment([9]), Segment([5, 6], [-1.0, -2.0], True, 7)], [], finish=Finish.ENVIRONMENT),
+        Trajectory(),
+    ]
+    whole = Trajectory(DONE.trajectory.segments, messages, finish=Finish.ANSWER, branches=branches)
+    store = RolloutStore(run)
+    file = store.begin_batch("b", epoch=1)
+    places = [file.add(StoredRollout(DONE, trajectory, "b")) for trajectory in (whole, Trajectory())]
+    assert store.read(file.finish().name, places) == [whole, Trajectory()]
+    row = read_rollouts(run).to_pylist()[0]
+    assert row["finish"] == "answer" and row["branches"][0]["finish"] == "context"
+    assert row["branches"][0]["token_ids"] == [1, 2, 3, 4]
+    assert row["branches"][0]["loss_mask"] == [False, False, True, True]
+    assert row["branches"][0]["logprobs"] == [0, 0, -0.5, -0.25]
+    assert row["messages"][1]["tool_calls"][0] == {
+        "name": "bash",
+        "arguments": '{"command": "ls \'ä\'", "n": [1, null]}',
+        "call_id": "call_1",
+    }
+
+
+def test_tokens_of_branches_count_for_the_size_of_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_hpc.observe.rollout_store.ROW_GROUP_TOKENS", 100)
+    long = Trajectory([Segment([1])], branches=[Trajectory([Segment([1] * 99)])])
+    file = RolloutStore(RunDirectory(tmp_path)).begin_singles(1, epoch=1)
+    assert [file.add(StoredRollout(DONE, long)) for _ in range(2)] == [(0, 0), (1, 0)]
+    file.abandon()
+
+
+def test_files_of_version_2_are_read(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    store = RolloutStore(run)
+    path = store.write_batch("b", batch(DONE))
+    table = pq.read_table(path)
+    old_type = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+    plain = [[{"role": m["role"], "content": m["content"]} for m in row] for row in table["messages"].to_pylist()]
+    at = table.column_names.index("messages")
+    old = table.set_column(at, "messages", pa.array(plain, type=old_type)).drop_columns(
+        ["finish", "branches", "policy"]
+    )
+    pq.write_table(old.replace_schema_metadata({"prorl_rollouts": "2"}), path)
+    (row,) = read_rollouts(run).to_pylist()
+    assert row["messages"][1]["content"] == "zwölf" and row["messages"][1]["reasoning"] is None
+    assert (row["finish"], row["branches"], row["policy"]) == (None, None, None)
+    assert store.read(path.name, [(0, 0)]) == [DONE.trajectory]
 
 
 def test_a_batch_of_an_older_epoch_is_kept_beside(tmp_path: Path) -> None:

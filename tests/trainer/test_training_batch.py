@@ -10,8 +10,9 @@ from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.messages.batch import GroupOutcome, GroupResult
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import Status
-from prorl_hpc.messages.trajectory import Segment, Trajectory
+from prorl_hpc.messages.trajectory import Finish, Segment, Trajectory
 from prorl_hpc.trainer.batches import training_batch
+from prorl_hpc.trainer.layout import make_rows
 
 
 def group(*rollouts, outcome=GroupOutcome.ACCEPTED):
@@ -50,6 +51,59 @@ def test_overlong_filtering_masks_the_tokens_and_keeps_the_reward_in_the_mean():
     assert found.samples[0].advantage == pytest.approx(1.1547, abs=1e-4)
     assert found.total_tokens == 6
     assert len(batch(*rollouts, overlong_filtering=False).samples) == 3
+
+
+def with_branches(base, *branches, **changes):
+    trajectory = msgspec.structs.replace(base.trajectory, branches=list(branches), **changes)
+    return msgspec.structs.replace(base, trajectory=trajectory)
+
+
+def branch(*ids, prompt=(1, 2), **fields):
+    return Trajectory([Segment(list(prompt)), Segment(list(ids), [-0.4] * len(ids), True, 0)], **fields)
+
+
+def test_each_branch_is_a_sample_with_its_rollouts_advantage():
+    first = with_branches(rollout("b.g0.s0", 1.0), branch(4, 5), branch(6, prompt=(1, 2, 7)))
+    found = batch(first, rollout("b.g0.s1", 0.0))
+    assert [(s.rollout_id, s.part, s.token_ids) for s in found.samples] == [
+        ("b.g0.s0", 0, [1, 2, 3, 7, 8, 9]),
+        ("b.g0.s0", 1, [1, 2, 4, 5]),
+        ("b.g0.s0", 2, [1, 2, 7, 6]),
+        ("b.g0.s1", 0, [1, 2, 3, 7, 8, 9]),
+    ]
+    assert len({s.advantage for s in found.samples[:3]}) == 1
+    assert found.samples[2].loss_mask == [False, False, False, True]
+    assert found.total_tokens == 3 + 2 + 1 + 3, "what a branch generated counts in the mean, what it inherited does not"
+
+
+def test_a_rollout_of_which_only_a_branch_was_generated():
+    alone = msgspec.structs.replace(
+        rollout("b.g0.s0", 1.0), trajectory=Trajectory([Segment([1])], branches=[branch(4)])
+    )
+    assert [s.part for s in batch(alone, rollout("b.g0.s1", 0.0)).samples] == [1, 0]
+
+
+def test_overlong_filtering_looks_at_each_conversations_end():
+    cut = branch(4, finish=Finish.CONTEXT, truncated=True)
+    turns = with_branches(rollout("b.g0.s0", 1.0), cut, branch(5), finish=Finish.TURNS)
+    rollouts = [turns, rollout("b.g0.s1", 0.0)]
+    assert [s.part for s in batch(*rollouts).samples] == [0, 2, 0]
+    assert [s.part for s in batch(*rollouts, overlong_finishes=["turns"]).samples] == [1, 2, 0]
+    assert len(batch(*rollouts, overlong_filtering=False).samples) == 4
+
+
+def test_a_branch_that_cannot_be_trained_on_is_named():
+    broken = with_branches(rollout("b.g0.s1", 0.0), branch(4), Trajectory([Segment([3], [-1.0], True, 0)]))
+    with pytest.raises(RunError, match=r"b\.g0\.s1, branch 2, from server .* begins with a generated token"):
+        batch(rollout("b.g0.s0", 1.0), broken)
+
+
+def test_rows_of_branches_keep_every_trained_token_once():
+    first = with_branches(rollout("b.g0.s0", 1.0), branch(4, 5, prompt=(9, 9)), branch(6, prompt=(8,)))
+    found = batch(first, with_branches(rollout("b.g0.s1", 0.0), branch(3, prompt=(9, 9))))
+    for share in (True, False):
+        rows = make_rows(found.samples, 64, share_prompts=share)
+        assert sorted(target for row in rows for target in row.targets) == sorted([7, 8, 9] * 2 + [4, 5, 6, 3])
 
 
 def test_soft_overlong_punishment_changes_the_reward():

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from pathlib import Path
 
 import psutil
 
@@ -25,6 +27,19 @@ def kill_marked(mark: str) -> list[psutil.Process]:
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    return found
+
+
+def shared_memory_of(mark: str) -> set[Path]:
+    """Files of shared memory that these processes have mapped and made: killed, they leave them in the node's memory. The
+    weights of an update, which lie there too, are not among them."""
+    found: set[Path] = set()
+    for process in marked(mark):
+        with contextlib.suppress(psutil.Error, OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            found |= {
+                Path(name) for name in re.findall(r"(/dev/shm/(?:vllm|psm_|sem\.mp-|torch_)\S+)$", maps, re.MULTILINE)
+            }
     return found
 
 

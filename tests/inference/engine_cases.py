@@ -13,9 +13,11 @@ from typing import Any, Protocol
 import pytest
 
 from prorl_hpc.config.schema import EngineConfig
+from prorl_hpc.inference.model_text import ModelText
 from prorl_hpc.inference.protocol import Engine
 from prorl_hpc.inference.scripted_engine import ScriptedEngine, scripted_scores
 from prorl_hpc.messages.inference import WeightProbe, WeightUpdate
+from prorl_hpc.tasks.testing import write_chat_model
 
 PROMPT = list(range(40, 100))
 CONTEXT = 512
@@ -33,11 +35,12 @@ class Reference(Protocol):
 
 @dataclass
 class EngineCase:
-    """``has_model``: samples from a distribution, has a context limit, reads weight files."""
+    """``has_model``: samples from a distribution, has a context limit, reads weight files. ``text``: of its tokenizer."""
 
     kind: str
     engine: Engine
     reference: Reference
+    text: ModelText
     has_model: bool = True
 
     def update(self, version: int, tolerance: float = 1e-3) -> WeightUpdate:
@@ -99,9 +102,10 @@ class ModelReference:
 @asynccontextmanager
 async def open_case(kind: str, tiny_model: Path, weights_dir: Path) -> AsyncIterator[EngineCase]:
     if kind == "scripted":
-        engine = ScriptedEngine(token_s=0.001)
+        model = write_chat_model(weights_dir / "model")
+        engine = ScriptedEngine(model_path=model, token_s=0.001)
         await engine.start(lambda text: None)
-        yield EngineCase(kind, engine, ScriptedReference(), has_model=False)
+        yield EngineCase(kind, engine, ScriptedReference(), ModelText(model), has_model=False)
         await engine.stop()
         return
     if kind == "vllm" and find_spec("vllm") is None:
@@ -111,7 +115,7 @@ async def open_case(kind: str, tiny_model: Path, weights_dir: Path) -> AsyncIter
         made = _vllm(tiny_model, Path(runtime)) if kind == "vllm" else _transformers(tiny_model)
         await made.start(lambda text: None)
         try:
-            yield EngineCase(kind, made, reference)
+            yield EngineCase(kind, made, reference, ModelText(tiny_model))
         finally:
             await made.stop()
 

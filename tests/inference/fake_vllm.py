@@ -1,7 +1,8 @@
 """A server that speaks as much of vLLM as the engine needs, and misbehaves on demand.
 
     python fake_vllm.py SOCKET [MODE…]      modes: die, hang, no-logprobs, no-ids, fail-update, strays
-                                            (a child in a session of its own). A prompt that begins with 900 + i is
+                                            (a child in a session of its own, and
+                                            shared memory). A prompt that begins with 900 + i is
                                             answered with GARBAGE[i].
 
 Started as vLLM would be (own process group, standard input held by its parent). ``GET /calls`` lists the routes
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -31,6 +33,7 @@ from prorl_hpc.inference.vllm_launcher import die_with_parent
 
 CALLS: list[str] = []
 VERSION = "default"
+MAPS: list[mmap.mmap] = []
 
 
 GARBAGE = ("html", "empty", "null", "nan", "positive", "big-ids", "words", "endless-answer")
@@ -225,6 +228,11 @@ async def main(path: Path, modes: list[str]) -> None:
     child = subprocess.Popen(["sleep", "3600"])  # an engine process of vLLM's own
     Path(f"{path}.child").write_text(str(child.pid))
     if "strays" in modes:
+        shared = Path(f"/dev/shm/vllm_fake_{os.getpid()}")
+        shared.write_bytes(b"x" * mmap.PAGESIZE)
+        with shared.open("r+b") as file:
+            MAPS.append(mmap.mmap(file.fileno(), 0))
+        Path(f"{path}.shared").write_text(str(shared))
         stray = subprocess.Popen(["sleep", "3600"], start_new_session=True)  # a worker that left the group
         Path(f"{path}.stray").write_text(str(stray.pid))
     app = web.Application(client_max_size=64 << 20)

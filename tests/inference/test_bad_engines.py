@@ -85,17 +85,21 @@ async def test_a_server_that_would_come_back_with_another_model_does_not_come_ba
     await engine.stop()
 
 
-async def test_a_death_takes_the_processes_that_left_the_group(bench: Bench, socket_dir: Path) -> None:
+async def test_a_death_takes_the_processes_that_left_the_group_and_their_shared_memory(
+    bench: Bench, socket_dir: Path
+) -> None:
     engine = bench.engine(("strays",), restarts=1)
     await engine.start(lambda text: None)
     stray = int((socket_dir / "v.sock.stray").read_text())
     os.kill(stray, 0)
+    shared = Path((socket_dir / "v.sock.shared").read_text())
+    assert shared.exists()
     bench.processes[0].kill()
     await until(lambda: len(bench.processes) == 2 and engine.serving)
-    assert not runs(stray)
-    stray = int((socket_dir / "v.sock.stray").read_text())
+    assert not runs(stray) and not shared.exists()
+    stray, shared = int((socket_dir / "v.sock.stray").read_text()), Path((socket_dir / "v.sock.shared").read_text())
     await engine.stop()
-    assert not runs(stray)
+    assert not runs(stray) and not shared.exists()
 
 
 def runs(pid: int) -> bool:

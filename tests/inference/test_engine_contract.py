@@ -163,6 +163,46 @@ async def test_the_context_ends_the_turn_and_a_prompt_beyond_it_is_refused(case:
         await case.engine.generate("over", (PROMPT * 20)[:CONTEXT], SamplingParams(), 50)
 
 
+async def test_a_stop_string_ends_the_turn_and_the_tokens_up_to_it_stay(case: EngineCase) -> None:
+    whole = await generate(case, seed=11, max_tokens=40)
+    text = case.text.decode(whole.token_ids)
+    readable = [i for i in range(4, len(text) - 2) if "\ufffd" not in text[i : i + 2]]
+    stop = text[readable[len(readable) // 2] :][:2]
+    end = next(n for n in range(1, 41) if stop in case.text.decode(whole.token_ids[:n]))
+    cut = await generate(case, seed=11, max_tokens=40, stop=["never in there", stop])
+    assert cut.finish_reason is FinishReason.STOP
+    assert cut.token_ids == whole.token_ids[:end]
+    assert cut.logprobs == pytest.approx(whole.logprobs[:end], abs=1e-4)
+    well_formed(cut)
+    uncut = await generate(case, seed=11, max_tokens=40, stop=["never in there"])
+    assert uncut.token_ids == whole.token_ids
+
+
+async def test_a_stop_string_may_be_a_control_token(case: EngineCase) -> None:
+    for seed in range(200):
+        whole = await generate(case, seed=seed, max_tokens=40)
+        place = next((i for i, t in enumerate(whole.token_ids[:-1]) if case.text.decode([t]) == "<|im_start|>"), None)
+        if place is not None:
+            cut = await generate(case, seed=seed, max_tokens=40, stop=["<|im_start|>"])
+            assert cut.token_ids == whole.token_ids[: place + 1]
+            return
+    raise AssertionError("no turn had the control token in it: choose other seeds")
+
+
+async def test_new_weights_forget_the_prefix_cache(case: EngineCase) -> None:
+    prompt = [PROMPT[i * 7 % len(PROMPT)] for i in range(200)]
+    cached = []
+    for update in (False, False, True, False):
+        if update:
+            await case.engine.update_weights(case.update(next(_versions)))
+        request = case.engine.generate(f"cache{next(_ids)}", prompt, SamplingParams(max_tokens=1, seed=1), 50)
+        completion = await request
+        assert all(span.version == case.engine.weight_version for span in completion.versions)
+        cached.append(completion.cached_prompt_tokens)
+    assert cached[0] == cached[2] == 0
+    assert cached[1] == cached[3] and (cached[1] > 100) is (case.kind == "vllm")
+
+
 async def test_abort_returns_what_there_is(case: EngineCase) -> None:
     task = await long_one(case, "to-abort")
     await case.engine.abort("to-abort")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -92,11 +91,9 @@ async def test_a_server_of_two_nodes_and_its_whole_restart(tiny_model: Path, soc
         part.kill()
         await until(lambda: not first.alive)
         assert "its member on node 2 is dead" in first.obituary("died")
-        async with asyncio.timeout(240):
-            while not (engine._process is not first and engine.serving):
-                await asyncio.sleep(0.5)
+        await until(lambda: engine._process is not first and engine.serving, patience_s=240)
         assert engine.weight_version == 0
         await engine.generate("again", PROMPT, SamplingParams(max_tokens=2), 50)
         pids = [engine._process.pid, part.pid]
     assert not any(group_alive(pid) for pid in pids)
-    assert not [file for file in os.listdir(socket_dir) if file.endswith(".group")]
+    assert not list(socket_dir.glob("*.group"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from itertools import groupby
 from typing import Any
 
 import msgspec
 
 from prorl_hpc.messages.rollout import FailureKind, RolloutResult, Stage, Status
-from prorl_hpc.messages.trajectory import Segment, Trajectory
+from prorl_hpc.messages.trajectory import Message, Segment, Trajectory
 
 
 class ProrlMessage(msgspec.Struct, frozen=True):
@@ -78,7 +79,7 @@ def prorl_result(result: RolloutResult, instance: dict[str, Any]) -> ProrlResult
 
 
 def prorl_messages(trajectory: Trajectory) -> list[ProrlMessage]:
-    """Each answer of the policy is one run of trained segments (several when the weights changed in its midst)."""
+    """Of the main conversation: ProRL Agent has no branches. Each answer of the policy is one run of trained segments (several when the weights changed in its midst)."""
     turns = _turns(trajectory.segments)
     messages = trajectory.messages
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
@@ -87,8 +88,18 @@ def prorl_messages(trajectory: Trajectory) -> list[ProrlMessage]:
     # From the end: a prompt may bring answers along that nobody generated.
     of_message = dict(zip(reversed(answers), reversed(turns), strict=False))
     return [
-        ProrlMessage(message.role, message.content, None, *of_message.get(i, ())) for i, message in enumerate(messages)
+        ProrlMessage(message.role, message.content, _tool_calls(message), *of_message.get(i, ()))
+        for i, message in enumerate(messages)
     ]
+
+
+def _tool_calls(message: Message) -> list[dict[str, Any]] | None:
+    """As OpenAI has them."""
+    calls = []
+    for call in message.tool_calls:
+        function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+        calls.append({"id": call.call_id, "type": "function", "function": function})
+    return calls or None
 
 
 def _turns(segments: list[Segment]) -> list[tuple[list[int], list[int], list[float]]]:

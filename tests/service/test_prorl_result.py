@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, Stage, StageTiming, Status
-from prorl_hpc.messages.trajectory import Message, Segment, Trajectory
+from prorl_hpc.messages.trajectory import Message, Segment, ToolCall, Trajectory
 from prorl_hpc.service.prorl_result import prorl_messages, prorl_result
 
 
@@ -63,6 +63,18 @@ def test_each_turn_has_its_tokens_and_all_that_came_before() -> None:
         ([6], [1, 2, 3, 4, 5], [-0.3]),
     ]
     assert all(m.token_ids is m.input_ids is m.logprobs is None for m in told if m.role != "assistant")
+
+
+def test_calls_are_in_openais_words_and_branches_are_left_out() -> None:
+    made = Message("assistant", "so", tool_calls=[ToolCall("bash", {"command": "ls"}, "call_1")])
+    branch = Trajectory(
+        [Segment([9]), Segment([8], [-1.0], True, 0)], [Message("user", "x"), Message("assistant", "y")]
+    )
+    told = prorl_messages(
+        Trajectory([Segment([1])], [Message("user", "p"), made, Message("user", "q")], branches=[branch])
+    )
+    function = {"name": "bash", "arguments": '{"command": "ls"}'}
+    assert [m.tool_calls for m in told] == [None, [{"id": "call_1", "type": "function", "function": function}], None]
 
 
 def test_answers_that_nobody_generated_have_no_tokens() -> None:

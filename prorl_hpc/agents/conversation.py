@@ -72,11 +72,7 @@ class TokenConversation:
 
     @property
     def tool_format(self) -> str:
-        return str(getattr(self._chat, "tool_format", "hermes"))
-
-    @property
-    def teaches_tools(self) -> bool:
-        return bool(getattr(self._chat, "teaches_tools", self.tool_format not in ("bash_block", "json")))
+        return self._chat.tool_format
 
     @property
     def finish(self) -> Finish:

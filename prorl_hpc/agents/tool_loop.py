@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from prorl_hpc.agents.dialect import Dialect
+from prorl_hpc.agents.loop_format import LoopFormat
 from prorl_hpc.agents.repetition import SameAgain, ends_in_repetition
 from prorl_hpc.agents.tool_formats.reading import call_problems, call_text
 from prorl_hpc.agents.tools import FINISH, Tool, make_tools
@@ -51,7 +51,7 @@ class ToolLoop:
     ``stop_at_malformed``: end the rollout at a turn that is neither call nor answer, instead of a correction.
     ``max_repeats``: as task.max_repeats."""
 
-    format: Dialect
+    format: LoopFormat
     max_turns: int
     call_timeout_s: float = 20.0
     tools: Mapping[str, Tool] = field(default_factory=lambda: make_tools(["bash"]))
@@ -63,7 +63,7 @@ class ToolLoop:
         outcome = LoopOutcome()
         schemas = [tool.schema for tool in self.tools.values()]
         again = SameAgain(self.max_repeats)
-        conversation.append(*self.format.opening(messages, schemas))
+        conversation.append(messages, self.format.told(schemas))
         while True:
             parsed = await self._turn(conversation, schemas, outcome)
             if parsed is None:

@@ -21,6 +21,7 @@ from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.script_settings import script_errors
 from prorl_hpc.config.size_validation import size_errors
 from prorl_hpc.config.text_validation import text_errors
+from prorl_hpc.config.tool_validation import tool_errors
 
 Check = tuple[Callable[[Any], bool], str]
 
@@ -97,6 +98,7 @@ def validate(config: ProrlConfig) -> list[str]:
         *parallel_errors(config),
         *script_errors(config),
         *agent_errors(config),
+        *tool_errors(config),
         *finish_errors(config),
         *cluster_errors(config),
     ]

@@ -72,12 +72,6 @@ class Conversation(Protocol):
         ...
 
     @property
-    def teaches_tools(self) -> bool:
-        """Whether the chat template tells the model of ``tools`` and has the role ``tool``; else the prompt must tell of
-        them, and outputs are the user's messages."""
-        ...
-
-    @property
     def last_turn(self) -> Turn | None: ...
 
     @property

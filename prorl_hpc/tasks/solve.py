@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prorl_hpc.agents.dialect import NativeDialect
+from prorl_hpc.agents.loop_format import NativeFormat
 from prorl_hpc.agents.tool_formats import get_tool_format
 from prorl_hpc.agents.tool_loop import LoopOutcome, ToolLoop
 from prorl_hpc.agents.tools import TOOLS, check_tool_names, make_tools
@@ -98,13 +98,8 @@ class Solve:
     async def run(self, context: RolloutContext) -> None:
         row, conversation = context.spec.row, context.require_conversation()
         names: Sequence[str] = row.get("tools", self._tools)
-        dialect = NativeDialect(
-            get_tool_format(conversation.tool_format),
-            self._task.observation_limit_chars,
-            in_prompt=not conversation.teaches_tools,
-        )
         loop = ToolLoop(
-            dialect,
+            NativeFormat(get_tool_format(conversation.tool_format), self._task.observation_limit_chars),
             self._task.max_turns,
             self._task.call_timeout_s,
             make_tools(names, context.web_search),

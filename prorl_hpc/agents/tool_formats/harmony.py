@@ -11,7 +11,7 @@ from prorl_hpc.agents.turns import ParsedTurn
 from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 
 _HEADER = re.compile(
-    r"(?:<\|start\|>)?(?:assistant)?(?:\s*to=(?P<to>[^\s<]+))?\s*<\|channel\|>(?P<channel>[a-z]*)(?P<more>[^<]*"
+    r"(?:<\|start\|>)?(?:assistant)?(?:\s{0,3}to=(?P<to>[^\s<]+))?\s{0,3}<\|channel\|>(?P<channel>[a-z]*)(?P<more>[^<]*"
     r"(?:<\|constrain\|>[^<]*)?)<\|message\|>"
 )
 _CUT_HEADER = re.compile(r"<\|(?:start|channel)\|>")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from prorl_hpc.agents.tool_formats.reading import Malformed, TurnReader, call_from, kind_of, read_json, write_json
+from prorl_hpc.agents.tool_formats.reading import Malformed, TurnReader, call_from, kind_of, write_json
 from prorl_hpc.agents.turns import ParsedTurn
 from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 
@@ -42,7 +42,7 @@ class Mistral:
             return [ToolCall(named[1], turn.read_object(), named[2] or "")]
         if turn.text[turn.at : turn.at + 1] not in ("[", "{"):
             raise Malformed("is no call" if turn.text[turn.at :].strip() else "is cut off")
-        value, turn.at = read_json(turn.text, turn.at)
+        value = turn.read_value()
         entries = value if isinstance(value, list) else [value]
         for entry in entries:
             if not isinstance(entry, dict):

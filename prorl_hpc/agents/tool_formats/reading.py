@@ -17,11 +17,17 @@ from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _SHOWN_CHARS = 40
+_MOST_PROBLEMS = 8
+"""In one turn; a model that goes wild needs to read no more, and reading stays quick."""
 _SPACE = re.compile(r"\s*")
 
 
 class Malformed(Exception):
-    """What was written is no call; the text says why, as the end of a sentence."""
+    """What was written is no call; the text says why, as the end of a sentence. ``at``: it could be read up to there."""
+
+    def __init__(self, why: str, at: int = 0) -> None:
+        super().__init__(why)
+        self.at = at
 
 
 class TurnReader:
@@ -37,7 +43,10 @@ class TurnReader:
         self._problems: list[str] = []
 
     def seek_call(self) -> re.Match[str] | None:
-        """Go to where the next call begins; the text before it is content."""
+        """Go to where the next call begins; the text before it is content. After too many problems nothing more is read."""
+        if len(self._problems) == _MOST_PROBLEMS:
+            self.at = len(self.text)
+            return None
         match = self._call.search(self.text, self.at)
         self._content.append(self.text[self.at : match.start() if match else len(self.text)])
         self.at = match.end() if match else len(self.text)
@@ -60,10 +69,19 @@ class TurnReader:
             )
         return match
 
+    def read_value(self) -> Any:
+        """Go past a JSON value; Malformed if none comes next."""
+        self.take(_SPACE)
+        try:
+            value, self.at = read_json(self.text, self.at)
+        except Malformed as error:
+            self.at = max(self.at, error.at)  # so that no text is read twice, however long it is
+            raise
+        return value
+
     def read_object(self) -> dict[str, Any]:
         """Go past a JSON object; Malformed if none comes next."""
-        self.take(_SPACE)
-        value, self.at = read_json(self.text, self.at)
+        value = self.read_value()
         if not isinstance(value, dict):
             raise Malformed(f"is {kind_of(value)}, expected a JSON object")
         return value
@@ -141,10 +159,10 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
     except json.JSONDecodeError as error:
         rest = text[error.pos :].strip()
         if not rest or error.msg.startswith("Unterminated"):
-            raise Malformed("is cut off before its JSON ends") from None
-        raise Malformed(f"is not JSON ({error.msg} at {shown(rest)})") from None
+            raise Malformed("is cut off before its JSON ends", error.pos) from None
+        raise Malformed(f"is not JSON ({error.msg} at {shown(rest)})", error.pos) from None
     except RecursionError:
-        raise Malformed("is JSON that is nested too deeply") from None
+        raise Malformed("is JSON that is nested too deeply", len(text)) from None
     if "\\u" in text[at:end] and any("\ud800" <= sign <= "\udfff" for sign in json.dumps(value, ensure_ascii=False)):
         raise Malformed("has half of a surrogate pair in a string (\\ud800 to \\udfff)")
     return value, end

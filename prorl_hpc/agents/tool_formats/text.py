@@ -17,7 +17,7 @@ _ANSWER = re.compile(r"answer:\s*(\S.*)", re.DOTALL)
 @dataclass(frozen=True)
 class TextFormat:
     """A whole turn, white space around it apart, is one bash call (``call``, group 1: the command) or the
-    final answer (``answer``, group 1: its text). An agents.dialect.Dialect; the prompt is the task's own."""
+    final answer (``answer``, group 1: its text). An agents.loop_format.LoopFormat; the prompt, which tells of bash, is the task's own."""
 
     call: re.Pattern[str]
     answer: re.Pattern[str] = _ANSWER
@@ -29,10 +29,8 @@ class TextFormat:
     mark_cut: bool = True
     role: str = "user"
 
-    def opening(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema]
-    ) -> tuple[list[Message], Sequence[ToolSchema]]:
-        return list(messages), ()
+    def told(self, tools: Sequence[ToolSchema]) -> Sequence[ToolSchema]:
+        return ()
 
     def read(self, turn: Turn, tools: Sequence[ToolSchema]) -> ParsedTurn:
         return self.parse(turn.text)

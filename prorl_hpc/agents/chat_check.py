@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from prorl_hpc.agents.chat_dialect import Dialect
 from prorl_hpc.agents.chat_messages import Prepared, prepare
 from prorl_hpc.agents.chat_slots import Piece, place_of, readable, slot_of
@@ -25,6 +27,8 @@ _TOOLS = [
     ToolSchema("find", "Finds it.", _PARAMETERS),
 ]
 _ARGUMENTS = {"argument": "\ue003value"}
+_CALLS = [ToolCall("look", _ARGUMENTS, "000000001"), ToolCall("find", _ARGUMENTS, "000000002")]
+_RESULTS = [Message("tool", f"Word {i} is there.", call.name, call.call_id) for i, call in enumerate(_CALLS)]
 
 
 def check_template(template: ChatTemplate, dialect: Dialect, tokens: ChatTokens, name: str) -> ChatWriter:
@@ -75,17 +79,22 @@ class _Check:
 
     def run(self) -> None:
         follow = [Message("user", "Word 3 is here.")]
-        self._check_growth(Message("assistant", "Word 2 is here."), follow, "user", later_turns=True)
+        answer = Message("assistant", "Word 2 is here.")
+        self._check_growth(answer, follow, later_turns=True)
+        if self._writer.dialect.reasoning_keys:
+            # Whether it keeps earlier thought is all the same: what was generated stays.
+            self._check_tails(replace(answer, reasoning="Word 6 is here."), follow, later_turns=True)
         if self._with_calls:
-            turn = calling([ToolCall("look", _ARGUMENTS, "000000001")])
-            result = [Message("tool", "Word 4 is here.", "look", "000000001")]
             later = not self._writer.dialect.forgets_earlier_calls
-            self._check_growth(turn, result, "tool", later_turns=later)
-            self._writer.after_turn([*result, Message("tool", "Word 5 is here.", "find", "000000002")])
-            self._writer.after_turn([*result, *follow])
+            several = 2 if self._writer.dialect.parallel else 1
+            for calls, results in ((_CALLS[:1], _RESULTS[:1]), (_CALLS[:several], _RESULTS)):
+                if len(results) == 1 or not self._writer.dialect.results_one_by_one:
+                    self._check_growth(calling(calls), results, later_turns=later)
+                self._writer.after_turn(results)
+            self._writer.after_turn([*_RESULTS, *follow])
         self._check_encoding()
 
-    def _check_growth(self, turn: Message, follow: list[Message], role: str, *, later_turns: bool) -> None:
+    def _check_growth(self, turn: Message, follow: Sequence[Message], *, later_turns: bool) -> None:
         first = [*self._first]
         prompt = self._text(first, True)
         lead = self._lead([*first, turn], False)
@@ -94,9 +103,13 @@ class _Check:
         once = [*first, turn, *follow]
         longer = self._lead(once, True)
         if without_thought(longer) != without_thought(lead):
-            what = f"adding message {len(once)} ({role}) changes what it wrote before it"
+            what = f"adding message {len(once)} ({follow[0].role}) changes what it wrote before it"
             raise _Broken(f"{what} ({_difference(lead, longer)})")
-        tails = [self._tail(once, len(first))]
+        self._check_tails(turn, follow, later_turns=later_turns)
+
+    def _check_tails(self, turn: Message, follow: Sequence[Message], *, later_turns: bool) -> None:
+        once = [*self._first, turn, *follow]
+        tails = [self._tail(once, len(self._first))]
         if later_turns:
             tails.append(self._tail([*once, turn, *follow], len(once)))
         own = self._tail_alone(turn, follow)
@@ -144,7 +157,7 @@ class _Check:
     def _tail(self, messages: Sequence[Message], turn: int) -> str:
         return _flat(self._writer.tail(messages, turn, self._tools))
 
-    def _tail_alone(self, turn: Message, follow: list[Message]) -> str:
+    def _tail_alone(self, turn: Message, follow: Sequence[Message]) -> str:
         return _flat(self._writer.tail([Message("user", "Word 1 is here."), turn, *follow], 1))
 
 

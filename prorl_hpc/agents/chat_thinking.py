@@ -10,13 +10,15 @@ from prorl_hpc.messages.errors import ConfigError
 
 CHOICES = ("auto", "on", "off")
 _THOUGHT = re.compile(
-    r"<think>\s*(</think>\s*)?|<\|channel>thought\s*(<channel\|>\s*)?|<\|START_THINKING\|>\s*(<\|END_THINKING\|>)?"
+    r"<think>\s*(</think>\s*)?|</think>\s*"
+    r"|<\|channel>thought\s*(<channel\|>\s*)?"
+    r"|<\|START_THINKING\|>\s*(<\|END_THINKING\|>\s*)?"
 )
 _THINKS = re.compile(r"<think>|<\|channel\|>analysis|<\|channel>thought|<\|START_THINKING\|>|\[THINK\]")
 
 
 def without_thought(text: str) -> str:
-    """``text`` without the opened or empty thoughts that templates write before an answer, or leave out later."""
+    """``text`` without the thoughts, opened or empty, that templates write before an answer and leave out later."""
     return _THOUGHT.sub("", text)
 
 

@@ -80,12 +80,17 @@ FAMILIES = {
 }
 
 
-def write_family(directory: Path, family: str, template: str = "") -> Path:
-    """A model directory (no weights) with the family's template, or another one, and its control tokens."""
-    tokens = FAMILIES[family]
+def write_family(directory: Path, family: str | FamilyTokens, template: str = "", *, metaspace: bool = False) -> Path:
+    """A model directory (no weights) with the family's template, or another one, and its control tokens. ``metaspace``:
+    split as SentencePiece does, which writes a space before the first word of a text."""
+    tokens = FAMILIES[family] if isinstance(family, str) else family
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    if metaspace:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
     trainer = trainers.BpeTrainer(
         vocab_size=420 + len(tokens.special),
         special_tokens=[AddedToken(text, special=True, normalized=False) for text in tokens.special],

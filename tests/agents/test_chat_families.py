@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_families import FAMILIES, write_family
+from chat_families import FAMILIES, FamilyTokens, write_family
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.agents.tool_formats import get_tool_format
+from prorl_hpc.config.model_directory import prepared_model
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.trajectory import Message, ToolCall, ToolSchema
 
@@ -205,22 +206,21 @@ def test_what_follows_calls(opened: Any, family: str, expected: str) -> None:
     assert text_of(chat, chat.extension(RESULTS, None)) == expected
 
 
+def id_of(chat: ChatFormat, token: str) -> int:
+    return chat._tokens.control[token][0]
+
+
 def test_harmony_ends_turns_by_return_or_call_and_goes_on_after_end(opened: Any) -> None:
     chat = opened("gpt_oss")
-    ids = {
-        text: chat.first_prompt([USER]).__class__(chat._tokens.encode_whole(text))[0]
-        for text in ("<|return|>", "<|call|>", "<|end|>")
-    }
-    assert chat.end_of_turn_id == ids["<|return|>"]
-    assert {ids["<|return|>"], ids["<|call|>"]} <= set(chat.stop_token_ids) and ids[
-        "<|end|>"
-    ] not in chat.stop_token_ids
-    assert chat.extension(RESULTS, ids["<|call|>"]) == chat.extension(RESULTS, None)[1:]
+    assert chat.end_of_turn_id == id_of(chat, "<|return|>")
+    assert {id_of(chat, "<|return|>"), id_of(chat, "<|call|>")} <= set(chat.stop_token_ids)
+    assert id_of(chat, "<|end|>") not in chat.stop_token_ids
+    assert chat.extension(RESULTS, id_of(chat, "<|call|>")) == chat.extension(RESULTS, None)[1:]
 
 
 def test_a_turn_that_llama_ends_with_its_other_end_is_not_ended_again(opened: Any) -> None:
     chat = opened("llama3_1")
-    [eom] = chat._tokens.encode_whole("<|eom_id|>")
+    eom = id_of(chat, "<|eom_id|>")
     assert eom in chat.stop_token_ids
     assert chat.extension(RESULTS[:1], eom) == chat.extension(RESULTS[:1], None)[1:]
 
@@ -308,7 +308,7 @@ def test_another_tool_format_is_told_of_in_the_system_message(opened: Any) -> No
     text = text_of(chat, chat.first_prompt([USER], TOOLS))
     assert "```bash\nls\n```" in text and "<tools>" not in text
     assert "<|im_start|>user\n<tool_response>\nfirst output" in text_of(chat, chat.extension(RESULTS[:1], None))
-    with pytest.raises(ConfigError, match="model.tool_format=bash is no known format"):
+    with pytest.raises(ConfigError, match="tool_format=bash is no known format"):
         opened("qwen2_5", tool_format="bash")
 
 
@@ -423,6 +423,79 @@ def test_equal_vocabularies_have_equal_fingerprints(opened: Any, directory: Path
     assert one.fingerprint == other.fingerprint != opened("qwen3").fingerprint
     assert opened("qwen3").fingerprint != opened("qwen2_5").fingerprint  # added tokens count
     assert one.vocab_size == len(json.loads((directory / "llama3_1" / "tokenizer.json").read_text())["model"]["vocab"])
+
+
+NEXT_ROLE_ENDS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + (m.content or '') }}{% for c in m.tool_calls or [] %}"
+    "{{ '<tool_call>\n{\"name\": \"' + c.function.name + '\", \"arguments\": ' + c.function.arguments | tojson + '}' }}"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+).replace("'<|' + m.role", "'<|' + ('observation' if m.role == 'tool' else m.role)")
+
+
+def test_a_turn_that_ends_by_the_next_messages_token(directory: Path) -> None:
+    names = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>")
+    model = write_family(directory / "next", FamilyTokens(names, "<|endoftext|>"), NEXT_ROLE_ENDS)
+    chat = ChatFormat.open(model)
+    user, observation = id_of(chat, "<|user|>"), id_of(chat, "<|observation|>")
+    assert {user, observation} <= set(chat.stop_token_ids)
+    question, result = [Message("user", "q")], RESULTS[:1]
+    assert text_of(chat, chat.extension(question, None)) == "<|user|>\nq<|assistant|>\n"
+    assert text_of(chat, chat.extension(question, user)) == "\nq<|assistant|>\n"
+    # A call that nobody could read is answered by the user, after the token that begins a result.
+    assert text_of(chat, chat.extension(question, observation)) == "<|user|>\nq<|assistant|>\n"
+    assert text_of(chat, chat.extension(result, observation)) == "\nfirst output<|assistant|>\n"
+
+
+@pytest.mark.parametrize("family", ["mistral_nemo", "gemma3"])
+def test_a_tokenizer_that_writes_the_first_word_otherwise(directory: Path, family: str) -> None:
+    model = write_family(directory / f"metaspace-{family}", family, metaspace=True)
+    chat = ChatFormat.open(model)
+    for messages in ([USER], [Message("user", " \n x  y "), Message("assistant", "It."), USER]):
+        text, ids = rendered(directory, f"metaspace-{family}", messages)
+        assert chat.first_prompt(messages) == ids, text
+    assert controls(chat, chat.extension([Message("user", HOSTILE)], None)) == controls(
+        chat, chat.extension([Message("user", "x")], None)
+    )
+    assert chat.vocab_size == chat._tokens._tokenizer.get_vocab_size() - 1
+    assert chat.fingerprint == ChatFormat.open(model).fingerprint
+
+
+BREAKS_WITH_TOOLS = {
+    "forgets": (
+        "<tool_response>\\n' }}",
+        "<tool_response>\\n' + (messages | length | string) }}",
+        "goes on differently",
+    ),
+    "rewrites": (
+        "'<|im_start|>' + message.role }}",
+        "'<|im_start|>' + message.role + ('' if loop.last else '!') }}",
+        r"adding message 4 \(tool\) changes what it wrote before it .*!",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BREAKS_WITH_TOOLS)
+def test_a_template_that_breaks_with_tools_alone_is_refused_by_that_part(directory: Path, case: str) -> None:
+    source = (Path(__file__).parent / "templates" / "qwen2_5.jinja").read_text()
+    old, new, message = BREAKS_WITH_TOOLS[case]
+    assert old in source
+    with pytest.raises(ConfigError, match=f"cannot be extended message by message with tools: .*{message}"):
+        ChatFormat.open(write_family(directory / case, "qwen2_5", source.replace(old, new)))
+
+
+def test_a_real_small_model_is_told_of_tools() -> None:
+    model = prepared_model("smollm2-135m")
+    if not model.is_dir():
+        pytest.skip(f"{model} is not there: python -m prorl_hpc model prepare smollm2-135m")
+    chat = ChatFormat.open(model)
+    text = text_of(chat, chat.first_prompt([SYSTEM, USER], TOOLS))
+    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n") and '{"name": "read_file"' in text
+    assert "<|im_start|>user\n<tool_response>\nfirst output\n</tool_response><|im_end|>" in text_of(
+        chat, chat.extension(RESULTS, chat.end_of_turn_id)
+    )
+    assert chat.vocab_size == 49152 and len(chat.fingerprint) == 64
+    assert controls(chat, chat.extension([Message("user", HOSTILE)], None)) == 4
 
 
 # properties

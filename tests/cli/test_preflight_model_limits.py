@@ -34,7 +34,7 @@ def test_what_the_model_was_made_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], tokens: int, parallel: int, told: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(own))
-    monkeypatch.setattr(preflight_model, "check_model", lambda path: [])
+    monkeypatch.setattr(preflight_model, "check_model", lambda *_: [])
     config = ProrlConfig()
     config.model.path, config.model.max_context_tokens = str(tmp_path), tokens
     config.engine.tensor_parallel = parallel

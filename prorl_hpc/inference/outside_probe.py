@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,14 +61,21 @@ async def _probe(
 ) -> ProbedServer:
     served = await client.model(server.model)
     prompt, vocab_size = _PROMPT, 0
-    if model_path is not None and (model_path / "tokenizer.json").is_file():
-        ours = ModelText(model_path)
+    if model_path is not None and (file := model_path / "tokenizer.json").is_file():
+        ours, vocab_size = await asyncio.to_thread(_vocabulary, model_path, file.stat().st_mtime_ns)
         await check_vocabulary(client, served.name, ours)
-        vocab_size = max(identify_model(model_path).vocab_size, ours.size)
         prompt = [*_PROMPT, ours.size - 1]
     if generate:
         await _check_answer(client, served, prompt, vocab_size)
     return ProbedServer(served.name, served.max_model_len, vocab_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _vocabulary(model_path: Path, changed_ns: int) -> tuple[ModelText, int]:
+    """The tokenizer, which may take a second to read, and how many ids the model can write. ``changed_ns``: when the file
+    was last written, for another one is to be read anew."""
+    ours = ModelText(model_path)
+    return ours, max(identify_model(model_path).vocab_size, ours.size)
 
 
 async def _check_answer(client: OutsideClient, served: ServedModel, prompt: list[int], vocab_size: int) -> None:

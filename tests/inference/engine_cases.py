@@ -133,6 +133,11 @@ def _vllm(tiny_model: Path, runtime: Path) -> Engine:
     from prorl_hpc.inference.vllm_settings import VllmSettings
 
     settings = VllmSettings(
-        EngineConfig(dtype="float32"), tiny_model, CONTEXT, runtime / "v.sock", runtime / "cache", gpus_of_server(0, 1)
+        EngineConfig(dtype="float32", start_timeout_s=900),
+        tiny_model,
+        CONTEXT,
+        runtime / "v.sock",
+        runtime / "cache",
+        gpus_of_server(0, 1),
     )
     return VllmEngine(lambda: VllmProcess(settings, runtime / "vllm.log"), "test-vllm", CONTEXT, restarts=1)

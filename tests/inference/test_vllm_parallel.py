@@ -25,13 +25,16 @@ from prorl_hpc.messages.rollout import SamplingParams
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
+    pytest.mark.timeout(1800),  # of a busy machine: four vLLM processes are started
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'prorl_hpc[vllm]'"),
 ]
-LONG = EngineConfig(tensor_parallel=2, dtype="float32", kv_cache_mib=64, max_parallel_requests=4, restarts=1)
+SPREAD = EngineConfig(
+    tensor_parallel=2, dtype="float32", kv_cache_mib=64, max_parallel_requests=4, restarts=1, start_timeout_s=900
+)
 
 
 def settings(model: Path, directory: Path, name: str) -> VllmSettings:
-    return VllmSettings(LONG, model, CONTEXT, directory / f"{name}.sock", directory / name, [])
+    return VllmSettings(SPREAD, model, CONTEXT, directory / f"{name}.sock", directory / name, [])
 
 
 @asynccontextmanager
@@ -91,7 +94,7 @@ async def test_a_server_of_two_nodes_and_its_whole_restart(tiny_model: Path, soc
         part.kill()
         await until(lambda: not first.alive)
         assert "its member on node 2 is dead" in first.obituary("died")
-        await until(lambda: engine._process is not first and engine.serving, patience_s=240)
+        await until(lambda: engine._process is not first and engine.serving, patience_s=900)
         assert engine.weight_version == 0
         await engine.generate("again", PROMPT, SamplingParams(max_tokens=2), 50)
         pids = [engine._process.pid, part.pid]

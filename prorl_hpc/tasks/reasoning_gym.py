@@ -1,15 +1,15 @@
 """Problems of the ``reasoning-gym`` package with a bash tool, verified by the package's own scorer.
 
-``task.options.dataset`` names the generator (``simple_equations``, ``chain_sum``, …),
-``task.options.settings`` its parameters. Scoring runs in a process of its own with a time limit: answers
+``task.options.dataset`` names the generator (``simple_equations``, ``chain_sum``, …), ``task.options.settings`` its
+parameters; of a mixture, names and weights, and parameters by name. Scoring runs in a process of its own with a time limit: answers
 are whatever the model wrote, and some scorers parse or compute for long.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
+import math
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,12 +22,16 @@ from prorl_hpc.tasks.answers import final_answer
 from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
 from prorl_hpc.tasks.registry import check_options
 from prorl_hpc.tasks.rows import in_split, require
+from prorl_hpc.tasks.side.options import read_mapping
+from prorl_hpc.tasks.side.process import SideError, SideServer
 
 _SYSTEM = (
     "You solve problems with a bash tool. Write <bash>command</bash> to run a command and see its output. "
     "When you know the result, write answer: RESULT"
 )
 _SCORE_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 60.0
+"""For the import of the package."""
 _DRAWS_PER_ROW = 40
 """Draws from the generator per wanted row before it is taken as too small."""
 
@@ -36,17 +40,28 @@ class ReasoningGym:
     """An AgentHandler. Rows: id, question, entry (what the package's scorer needs)."""
 
     def __init__(self, task: TaskConfig) -> None:
-        check_options(task, ("dataset", "settings"))
+        check_options(task, ("dataset", "settings", "partial"))
         self._task = task
-        self._dataset = str(task.options.get("dataset", "simple_equations"))
-        self._settings: dict[str, Any] = dict(task.options.get("settings") or {})
+        self._weights, self._settings = _read_mixture(task.options)
+        self._partial = bool(task.options.get("partial", False))
         self._loop = ToolLoop(
             tag_format(task.observation_limit_chars), task.max_turns, task.call_timeout_s, max_repeats=task.max_repeats
         )
-        _known_dataset(self._dataset)
+        for name in self._weights:
+            _known_dataset(name)
+        self._scorers = SideServer("reasoning_scores", "", {}, _START_TIMEOUT_S)
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
-        source = _create(self._dataset, self._settings, size * _DRAWS_PER_ROW, seed)
+        shares = _shares(self._weights, size)
+        rows = [row for name, share in shares.items() for row in self._rows_of(name, split, share, seed)]
+        if len(shares) > 1:
+            random.Random(seed).shuffle(rows)
+        return rows
+
+    def _rows_of(self, dataset: str, split: str, size: int, seed: int) -> list[dict[str, Any]]:
+        if size == 0:
+            return []
+        source = _create(dataset, self._settings[dataset], size * _DRAWS_PER_ROW, seed)
         rows: list[dict[str, Any]] = []
         questions: set[str] = set()
         for index in range(len(source)):
@@ -54,12 +69,12 @@ class ReasoningGym:
             question = entry["question"]
             if question not in questions and in_split(split, question):
                 questions.add(question)
-                name = f"{self._dataset}-{split}-{seed}-{index}"
-                rows.append({"id": name, "question": question, "dataset": self._dataset, "entry": entry})
+                name = f"{dataset}-{split}-{seed}-{index}"
+                rows.append({"id": name, "question": question, "dataset": dataset, "entry": entry})
             if len(rows) == size:
                 return rows
         raise ConfigError(
-            f"task.options.dataset={self._dataset} gave only {len(rows)} different {split} problems of {size}: "
+            f"task.options.dataset={dataset} gave only {len(rows)} different {split} problems of {size}: "
             f"lower task.{split}.size or widen task.options.settings"
         )
 
@@ -76,10 +91,14 @@ class ReasoningGym:
         return f"{row['question']}\n\nEnd with a line that says answer: and the result alone."
 
     async def init(self, context: RolloutContext) -> None:
-        """Nothing to prepare."""
+        """Wait for the process that scorers are forked from, once on each worker."""
+        await self._scorers.ready()
 
     async def run(self, context: RolloutContext) -> None:
-        messages = [Message("system", _SYSTEM), Message("user", context.spec.row["question"])]
+        messages = [
+            Message("system", self._task.system_prompt or _SYSTEM),
+            Message("user", context.spec.row["question"]),
+        ]
         context.notes["outcome"] = await self._loop.run(context.require_conversation(), context.sandbox, messages)
 
     async def eval(self, context: RolloutContext) -> Evaluation:
@@ -87,9 +106,19 @@ class ReasoningGym:
         score = 0.0
         if outcome.answer is not None:
             row = context.spec.row
-            score = await _score(row["dataset"], final_answer(outcome.answer), row["entry"])
-        # Several scorers give a little for a well-formed wrong answer; only a right one counts here.
-        return Evaluation(1.0 if score >= 1.0 else 0.0, {**outcome.metrics(), "score": score})
+            score = await self._score(row["dataset"], final_answer(outcome.answer), row["entry"])
+        # Several scorers give a little for a well-formed wrong answer; only a right one counts unless all is asked for.
+        reward = score if self._partial else float(score >= 1.0)
+        return Evaluation(reward, {**outcome.metrics(), "score": score})
+
+    async def _score(self, dataset: str, answer: str, entry: Mapping[str, Any]) -> float:
+        """The package's score in [0, 1]; raises RuntimeError if its scorer breaks or does not end in time."""
+        question = {"dataset": dataset, "settings": self._settings.get(dataset, {}), "answer": answer, "entry": entry}
+        try:
+            async with self._scorers.episode() as scorer:
+                return float(await scorer.call("score", _SCORE_TIMEOUT_S, **question))
+        except SideError as error:
+            raise RuntimeError(f"the scorer of {dataset}: {error}") from error
 
 
 def _package() -> Any:
@@ -120,37 +149,32 @@ def _create(name: str, settings: Mapping[str, Any], size: int, seed: int) -> Any
         raise ConfigError(f"task.options.settings={dict(settings)} does not fit {name}: {error}") from error
 
 
-async def _score(dataset: str, answer: str, entry: Mapping[str, Any]) -> float:
-    """The package's score in [0, 1]; raises RuntimeError if its scorer breaks or does not end in time."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "prorl_hpc.tasks.reasoning_gym",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    question = json.dumps({"dataset": dataset, "answer": answer, "entry": entry}).encode()
-    try:
-        out, err = await asyncio.wait_for(process.communicate(question), _SCORE_TIMEOUT_S)
-    except TimeoutError as error:
-        raise RuntimeError(f"the scorer of {dataset} did not end within {_SCORE_TIMEOUT_S:.0f} s") from error
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        raise RuntimeError(f"the scorer of {dataset} broke: {err.decode(errors='replace').strip()[-500:]}")
-    return float(json.loads(out.splitlines()[-1])["score"])
+def _read_mixture(options: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
+    """Weights and settings by dataset."""
+    given = options.get("dataset", "simple_equations")
+    settings = read_mapping(options, "settings")
+    if isinstance(given, str):
+        return {given: 1.0}, {given: settings}
+    weights = read_mapping(options, "dataset")
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+            raise ConfigError(f"task.options.dataset.{name}={weight!r}: expected a weight, more than 0")
+    if not weights:
+        raise ConfigError("task.options.dataset is empty: give a dataset's name, or names and weights")
+    if unknown := sorted(set(settings) - set(weights)):
+        raise ConfigError(
+            f"task.options.settings.{unknown[0]}: of a mixture, settings are given by dataset, like "
+            f"{{{next(iter(weights))}: {{…}}}}; its datasets: {', '.join(weights)}"
+        )
+    return weights, {name: read_mapping(settings, name) for name in weights}
 
 
-def _score_main() -> None:
-    """Reads {dataset, answer, entry} from stdin, prints {"score": …} as the last line."""
-    question = json.load(sys.stdin)
-    scorer = _create(question["dataset"], {}, 1, 0)
-    score = scorer.score_answer(answer=question["answer"], entry=question["entry"])
-    sys.stdout.write("\n" + json.dumps({"score": score}) + "\n")
-
-
-if __name__ == "__main__":
-    _score_main()
+def _shares(weights: Mapping[str, float], size: int) -> dict[str, int]:
+    """``size`` rows by weight, the largest remainders rounded up."""
+    whole = sum(weights.values())
+    exact = {name: size * weight / whole for name, weight in weights.items()}
+    shares = {name: int(share) for name, share in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: shares[name] - exact[name])
+    for name in by_remainder[: size - sum(shares.values())]:
+        shares[name] += 1
+    return shares

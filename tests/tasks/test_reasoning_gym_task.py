@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -53,12 +54,41 @@ async def test_the_packages_scorer_decides(tmp_path: Any, right: bool, reward: f
     [
         ({"dataset": "simple_equation"}, "not a dataset of reasoning-gym: near it: simple_equations"),
         ({"settings": {"nope": 1}}, r"task\.options\.settings=.*does not fit simple_equations.*nope"),
+        ({"dataset": {"chain_sum": 0}}, r"task\.options\.dataset\.chain_sum=0: expected a weight"),
+        ({"dataset": {"chain_sum": 1}, "settings": {"max_terms": 3}}, r"settings\.max_terms: of a mixture.*by dataset"),
         ({"data": "x"}, r"task\.options\.data is not an option .*did you mean dataset"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_rows(dataclasses.replace(TASK, options=options), "train")
+
+
+@pytest.mark.usefixtures("package")
+def test_a_mixture_has_its_shares_and_own_settings() -> None:
+    options = {
+        "dataset": {"chain_sum": 3, "leg_counting": 1},
+        "settings": {"chain_sum": {"min_terms": 2, "max_terms": 2}},
+    }
+    rows = load_rows(dataclasses.replace(TASK, options=options), "train")
+    assert Counter(row["dataset"] for row in rows) == {"chain_sum": 9, "leg_counting": 3}
+    assert [row["dataset"] for row in rows] != sorted(row["dataset"] for row in rows)
+    assert all(
+        row["question"].count("+") + row["question"].count("-") <= 2 for row in rows if row["dataset"] == "chain_sum"
+    )
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(("partial", "reward"), [(True, 0.01), (False, 0.0)])
+async def test_a_part_of_the_score_counts_if_asked_for(tmp_path: Any, partial: bool, reward: float) -> None:
+    chat = ChatFormat.open(write_chat_model(tmp_path))
+    task = dataclasses.replace(TASK, options={"dataset": "leg_counting", "partial": partial})
+    row = load_rows(task, "train")[0]
+    llm = ScriptedLLM(chat, ["answer: 123456789"])
+    handler = get_handler("reasoning_gym", task)
+    evaluation, _ = await play(handler, row, FakeSandbox(SandboxSpec("s0"), cat), chat, llm)
+    assert evaluation.reward <= reward
+    assert evaluation.reward == (evaluation.metrics["score"] if partial else 0.0)
 
 
 @pytest.mark.usefixtures("package")

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from prorl_hpc.tasks.side.host import kill_with_descendants
 
@@ -153,7 +153,7 @@ class _Host:
         self._arguments = [python or sys.executable, "-u", str(_HOST), module]
         self._paths = [] if python else list(sys.path)
         self._process: subprocess.Popen[bytes] | None = None
-        self._printed = tempfile.NamedTemporaryFile(prefix="prorl-side-")  # noqa: SIM115  (closed by end)
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
 
     @property
     def alive(self) -> bool:
@@ -209,7 +209,7 @@ class _Host:
             self._process.wait(_ENDING_S)
         kill_with_descendants(self._process.pid)
         happened = f"{name} {late}" if late else f"the process {_ended(self._process.wait())} during {name}"
-        return happened + _words(Path(self._printed.name))
+        return happened + _last_words(self._printed)
 
 
 def _short_directory() -> Path:
@@ -254,6 +254,10 @@ def _words(log: Path) -> str:
     if not log.is_file():
         return ""
     with log.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _SHOWN_BYTES))
-        text = stream.read().decode(errors="replace").strip()
+        return _last_words(stream)
+
+
+def _last_words(stream: IO[bytes]) -> str:
+    stream.seek(max(0, stream.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+    text = stream.read().decode(errors="replace").strip()
     return f"; it printed last: {text}" if text else ""

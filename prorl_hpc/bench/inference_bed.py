@@ -30,6 +30,7 @@ from prorl_hpc.transport.keys import RunKeys
 
 _SAY_EVERY_S = 10.0
 _POLL_S = 0.05
+_STOP_S = 60.0
 
 
 def small_model(name: str) -> Path:
@@ -88,6 +89,16 @@ class InferenceBed:
                     yield bed
                 except ProrlError as error:
                     raise RunError(f"{error}\nThe last lines of the processes:\n{processes.tails()}") from error
+                finally:
+                    bed._stop(say)
+
+    def _stop(self, say: Say) -> None:
+        """Let each agent end its engine: vLLM's own processes hide the mark by which all else is killed."""
+        for name in filter(self.processes.runs, self.names):
+            try:
+                self.processes.stop(name, _STOP_S)
+            except RunError as error:
+                say(f"it is killed: {error}")
 
     def _start(self, say: Say) -> None:
         self._start_module("rollout", "coordinator", 0)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from prorl_hpc.agents.tool_loop import LoopOutcome
 from prorl_hpc.config.schema import AgentConfig
@@ -182,8 +183,10 @@ def report_of(result: ToolResult) -> Report:
         raise SandboxError(
             f"the runner of the outside agent ended with exit code {result.exit_code}: {result.output[-_SHOWN_CHARS:]}"
         )
+    line, _, notices = result.output.partition("\n")  # what was done to the sandbox meanwhile: a limit that was passed
     try:
-        return msgspec.json.decode(result.output, type=Report)
+        report = msgspec.json.decode(line, type=Report)
+        return replace_fields(report, output=f"{report.output}{notices}")
     except msgspec.DecodeError as error:
         raise SandboxError(
             f"the runner of the outside agent gave no report ({error}): {result.output[:200]!r}"

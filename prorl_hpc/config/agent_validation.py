@@ -38,7 +38,7 @@ def _native(agent: AgentConfig) -> Iterator[str]:
     given = [name for name in ("image", "command", "env", "files", "binds") if getattr(agent, name)]
     if given:
         names = " and ".join(f"agent.{name}" for name in given)
-        yield f"{names} has no effect with agent.kind=native: choose an agent (agent=mini_swe_agent), or agent.kind=outside"
+        yield f"{names} have no effect with agent.kind=native: choose an agent (agent=mini_swe_agent), or agent.kind=outside"
 
 
 def _command(agent: AgentConfig) -> Iterator[str]:

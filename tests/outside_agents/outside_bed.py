@@ -1,29 +1,36 @@
-"""One rollout of an outside agent, as a worker plays it: real sandbox, real gateway, a scripted model behind it."""
+"""One rollout of an outside agent in the stages of a worker: real sandbox, real gateway, a scripted model behind it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
 from prorl_hpc.agents.chat_format import ChatFormat
-from prorl_hpc.agents.conversation import TokenConversation
-from prorl_hpc.config.schema import AgentConfig, TaskConfig
+from prorl_hpc.config.schema import TRAINED, AgentConfig, TaskConfig
 from prorl_hpc.gateway.server import Gateway
+from prorl_hpc.messages.control import Discarded, ServerRef, StageFinished, StartEval, StartInit, StartRun
 from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan
-from prorl_hpc.messages.rollout import RolloutSpec, SamplingParams
+from prorl_hpc.messages.rollout import Failure, RolloutSpec, SamplingParams
 from prorl_hpc.messages.trajectory import Trajectory
-from prorl_hpc.sandbox.protocol import Runtime, spec_of
+from prorl_hpc.sandbox.protocol import Runtime
 from prorl_hpc.tasks.file_quest import FileQuest
-from prorl_hpc.tasks.protocol import Evaluation, RolloutContext, needs_of
+from prorl_hpc.worker.outbox import Outbox
 from prorl_hpc.worker.outside import OutsideRuns
 from prorl_hpc.worker.policies import Policy
+from prorl_hpc.worker.stages import StageRunner
 
+PATIENCE_S = 120.0
+SERVER = ServerRef("server-0", "node-a", "ipc:///none", "")
 CONF = Path(__file__).parents[2] / "conf" / "agent"
 ROW = {
     "id": "row-0",
@@ -84,38 +91,107 @@ class RecordedLLM:
         self.calls.append((list(token_ids), completion))
         return completion
 
+    def move(self, server: ServerRef | None) -> None:
+        """There is nowhere to go."""
+
+
+@dataclass
+class Played:
+    """What the worker reported of a rollout."""
+
+    failure: Failure | None = None
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Reports(Outbox):
+    """Whoever waits for a rollout's next report gets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heard: dict[str, asyncio.Queue[StageFinished | Discarded]] = defaultdict(asyncio.Queue)
+
+    def say(self, message: Any) -> None:
+        self._heard[message.rollout_id].put_nowait(message)
+
+    async def of(self, rollout_id: str) -> StageFinished | Discarded:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._heard[rollout_id].get()
+
+
+class LLMs:
+    """Each rollout's own (worker.llms.LLMSource)."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, RecordedLLM] = {}
+
+    def for_rollout(
+        self, server: ServerRef, rollout_id: str, priority: int, trouble: Callable[[str, str], None] | None
+    ) -> RecordedLLM:
+        return self.of[rollout_id]
+
 
 class Bed:
-    """``runtime`` is prepared and ``gateway`` started; the fixture closes both."""
+    """The stages of a worker. ``runtime`` is prepared and ``gateway`` started; the fixture closes both."""
 
     def __init__(self, runtime: Runtime, gateway: Gateway, chat: ChatFormat) -> None:
         self.runtime = runtime
-        self.gateway = gateway
-        self.policy = Policy(chat, max_context_tokens=65536, max_turn_tokens=2048)
+        self.chat = chat
         self.handler = FileQuest(TaskConfig(name="file_quest"))
-        self.context: RolloutContext | None = None
+        self.reports = Reports()
+        self._gateway = gateway
+        self._llms = LLMs()
 
     def llm(self, policy: Callable[[str], str | Exception]) -> RecordedLLM:
-        return RecordedLLM(self.policy.chat, policy)
+        return RecordedLLM(self.chat, policy)
 
-    async def play(self, config: AgentConfig, llm: RecordedLLM) -> tuple[Evaluation, Trajectory]:
-        """INIT, RUN and EVAL."""
-        runs = OutsideRuns(config, self.gateway.socket, self.gateway.open_session)
-        spec = RolloutSpec("rollout-0", "file_quest", ROW)
-        sandbox = await self.runtime.start(spec_of("box-0", runs.needs(needs_of(self.handler, ROW))))
+    def stages(self, config: AgentConfig, llm: RecordedLLM, rollout_id: str = "rollout-0") -> StageRunner:
+        self._llms.of[rollout_id] = llm
+        policies = {TRAINED: Policy(self.chat, max_context_tokens=65536, max_turn_tokens=2048)}
+        runs = OutsideRuns(config, self._gateway.socket, self._gateway.open_session)
+        return StageRunner(
+            f"worker-{rollout_id}",
+            self.runtime,
+            self._llms,
+            policies,
+            lambda _: self.handler,
+            self.reports,
+            outside=runs,
+        )
+
+    async def play(
+        self, config: AgentConfig, llm: RecordedLLM, rollout_id: str = "rollout-0", row: dict[str, Any] = ROW
+    ) -> Played:
+        """INIT, RUN and EVAL, or up to the first failure."""
+        stages = self.stages(config, llm, rollout_id)
         try:
-            context = self.context = RolloutContext(spec, sandbox)
-            runs.check(self.handler, spec)
-            await self.handler.init(context)
-            context.conversation = self.policy.converse(spec, llm)
-            context.converse = lambda: self.policy.converse(spec, llm, len(context.branches) + 1)
-            await runs.run(self.handler, context, self.policy)
-            evaluation = await self.handler.eval(context)
+            return await self._play(stages, RolloutSpec(rollout_id, "file_quest", row))
         finally:
-            await sandbox.stop()
-        trajectory = context.trajectory
-        assert trajectory is not None and isinstance(context.conversation, TokenConversation)
-        return evaluation, trajectory
+            await stages.close()
+
+    async def _play(self, stages: StageRunner, spec: RolloutSpec) -> Played:
+        played = Played()
+        for order in (
+            lambda: stages.start_init(StartInit(spec, PATIENCE_S)),
+            lambda: stages.start_run(StartRun(spec.rollout_id, SERVER, PATIENCE_S)),
+            lambda: stages.start_eval(StartEval(spec.rollout_id, PATIENCE_S)),
+        ):
+            order()
+            report = await self.reports.of(spec.rollout_id)
+            assert isinstance(report, StageFinished)
+            played.failure = report.failure
+            if report.trajectory is not None:
+                played.trajectory = trajectory_of(report)
+            if report.failure is not None:
+                break
+            played.reward, played.metrics = report.reward, dict(report.metrics)
+        return played
+
+
+def trajectory_of(report: StageFinished | Discarded) -> Trajectory:
+    assert report.trajectory is not None
+    return msgspec.msgpack.decode(report.trajectory, type=Trajectory)
 
 
 def conversations(trajectory: Trajectory) -> list[Trajectory]:

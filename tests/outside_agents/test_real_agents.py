@@ -42,42 +42,42 @@ def trained_turns(trajectory: Trajectory) -> list[int]:
 
 async def test_mini_swe_agent(bed: Bed) -> None:
     llm = bed.llm(mini_policy)
-    evaluation, trajectory = await bed.play(shipped("mini_swe_agent"), llm)
-    assert evaluation.reward == 1.0
-    assert evaluation.metrics["agent_exit_code"] == 0 and evaluation.metrics["turns"] == 3
-    check_exact(trajectory, llm)
-    assert trained_turns(trajectory) == [3]
+    played = await bed.play(shipped("mini_swe_agent"), llm)
+    assert played.reward == 1.0
+    assert played.metrics["agent_exit_code"] == 0 and played.metrics["turns"] == 3
+    check_exact(played.trajectory, llm)
+    assert trained_turns(played.trajectory) == [3]
 
 
 async def test_openai_chat_completions(bed: Bed) -> None:
     llm = bed.llm(tool_policy)
-    evaluation, trajectory = await bed.play(shipped("openai_sdk"), llm)
-    assert evaluation.reward == 1.0
-    check_exact(trajectory, llm)
-    assert trained_turns(trajectory) == [2]
+    played = await bed.play(shipped("openai_sdk"), llm)
+    assert played.reward == 1.0
+    check_exact(played.trajectory, llm)
+    assert trained_turns(played.trajectory) == [2]
 
 
 async def test_openai_responses(bed: Bed) -> None:
     llm = bed.llm(tool_policy)
-    evaluation, trajectory = await bed.play(shipped("openai_responses"), llm)
-    assert evaluation.reward == 1.0
-    check_exact(trajectory, llm)
-    assert trained_turns(trajectory) == [2]
+    played = await bed.play(shipped("openai_responses"), llm)
+    assert played.reward == 1.0
+    check_exact(played.trajectory, llm)
+    assert trained_turns(played.trajectory) == [2]
 
 
 async def test_anthropic_messages(bed: Bed) -> None:
     llm = bed.llm(tool_policy)
-    evaluation, trajectory = await bed.play(shipped("anthropic_sdk"), llm)
-    assert evaluation.reward == 1.0
-    check_exact(trajectory, llm)
-    assert trained_turns(trajectory) == [2]
+    played = await bed.play(shipped("anthropic_sdk"), llm)
+    assert played.reward == 1.0
+    check_exact(played.trajectory, llm)
+    assert trained_turns(played.trajectory) == [2]
 
 
 async def test_smolagents(bed: Bed) -> None:
     llm = bed.llm(smol_policy)
-    evaluation, trajectory = await bed.play(shipped("smolagents"), llm)
-    assert evaluation.reward == 1.0
-    check_exact(trajectory, llm)
+    played = await bed.play(shipped("smolagents"), llm)
+    assert played.reward == 1.0
+    check_exact(played.trajectory, llm)
     # It appends "Calling tools: …" to what the model wrote, and sends that as the model's turn: not what was generated, so
     # the second call begins a conversation of its own.
-    assert trained_turns(trajectory) == [1, 1]
+    assert trained_turns(played.trajectory) == [1, 1]

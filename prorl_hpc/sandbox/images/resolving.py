@@ -19,7 +19,7 @@ _ALLOWED = (
     "a .sif file, a sandbox directory, a reference or name of the image cache (`prorl-hpc image list`), or "
     f"{HOST_IMAGE!r}"
 )
-SHIPPED = ("base", "coding", "tiny")
+SHIPPED = ("agents", "base", "coding", "tiny")
 """Names of the definitions that this package brings along."""
 
 

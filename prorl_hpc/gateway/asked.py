@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -47,8 +47,8 @@ async def read_body(request: Request) -> dict[str, Any]:
         if len(body) > MAX_BODY_BYTES:
             raise Refusal(Trouble.TOO_LARGE, f"the request has more than {MAX_BODY_BYTES // 2**20} MiB")
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        value = msgspec.json.decode(bytes(body))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Refusal(Trouble.INVALID, f"the request is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise Refusal(Trouble.INVALID, f"the request is a JSON {type(value).__name__}; an object is expected")

@@ -90,7 +90,13 @@ class Session:
         self.calls += 1
         task = asyncio.create_task(self._generate(strand, call))
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+
+        def ended(_: asyncio.Task[Answer]) -> None:
+            # Not in the task, which may be cancelled before it begins.
+            strand.thread.busy = False
+            self._running.discard(task)
+
+        task.add_done_callback(ended)
         return task
 
     def count_tokens(self, call: ModelCall) -> int:
@@ -101,7 +107,8 @@ class Session:
             raise invalid("messages", str(error)) from error
 
     async def close(self) -> None:
-        """No call reaches it any more; what runs is cancelled, and has ended on return."""
+        """No call reaches it any more; what runs is cancelled, and has ended on return. Conversations of which nobody has said
+        how they ended were ended by the agent."""
         self._registry.pop(self.key, None)
         self._why_over = self._why_over or "this rollout has ended"
         self._over.set()
@@ -110,6 +117,9 @@ class Session:
             task.cancel()
         if running:
             await asyncio.wait(running)
+        for strand in self._strands:
+            if strand.conversation.finish is Finish.UNKNOWN:
+                strand.conversation.end(Finish.ENVIRONMENT)
 
     # conversations
 
@@ -142,7 +152,8 @@ class Session:
             main = self._context.require_conversation()
             fresh = all(strand.conversation is not main for strand in self._strands)
             return _Strand(main if fresh else self._context.new_conversation(), Thread(tools))
-        if not place.fork:
+        # One that is full has ended: what is shorter goes on beside it.
+        if not place.fork and found.conversation.finish is not Finish.CONTEXT:
             return found
         branch = found.conversation.fork(place.kept)
         self._context.branches.append(branch)
@@ -173,8 +184,6 @@ class Session:
         except InferenceError as error:
             self.failure = error
             raise self._end(f"the LLM server broke: {error}", Trouble.BROKEN) from error
-        finally:
-            strand.thread.busy = False
         turn = conversation.last_turn
         if turn is None or turn is before:
             raise self._end("this rollout's generated tokens are used up (task.max_rollout_tokens)")

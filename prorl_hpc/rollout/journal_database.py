@@ -9,6 +9,7 @@ orders        batches and single rollouts in order of acceptance. ``state``: run
 cancels       when batches were cancelled, by the newest cursor then
 attempts      the highest attempt noted of rollouts that have not ended, and how many before it used up no retry
 results       ended rollouts in the order of recording, without trajectory. ``batch``: whose they are now, or empty.
+              ``policy``: the one that was drawn, where the order named ``any``.
               ``file``: NULL while the trajectory is in the table below, 0 when it was dropped, else in which file
 trajectories  what is not in Parquet yet: msgpack, or NULL for none
 files         Parquet files by number; ``noted`` 0 while a file is being written

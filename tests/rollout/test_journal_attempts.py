@@ -11,7 +11,7 @@ from journal_run import RAW, batch, ended, finished, open_journal, single
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.core.events import Unfinished
 from prorl_hpc.messages.inference import OutsideServer, WeightUpdate
-from prorl_hpc.messages.rollout import Status
+from prorl_hpc.messages.rollout import RolloutResult, Status
 from prorl_hpc.observe.rollout_store import read_rollouts
 from prorl_hpc.rollout.epoch import begin_new_epoch, epoch_token
 from prorl_hpc.rollout.journal_records import OpenBatch, OpenRollout
@@ -79,7 +79,8 @@ async def test_a_journal_of_the_first_version_is_gone_on_with(tmp_path: Path) ->
     journal.note_attempt("B.g0.s1", 2)
     await journal.close()
     with sqlite3.connect(tmp_path / "journal.sqlite") as database:
-        for table, column in (("epochs", "attempt"), ("orders", "asleep"), ("attempts", "spared")):
+        since = (("epochs", "attempt"), ("orders", "asleep"), ("attempts", "spared"), ("results", "policy"))
+        for table, column in since:
             database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         database.execute("PRAGMA user_version = 1")
     database.close()
@@ -88,6 +89,28 @@ async def test_a_journal_of_the_first_version_is_gone_on_with(tmp_path: Path) ->
     orders = (await journal.recover())[0]
     assert orders == [OpenBatch(batch("B"), (), (), (), {"B.g0.s1": 2}, "running")]
     await journal.begin_attempt([Unfinished(single("B.g0.s1"), 3, 1)], [])
+    await journal.close()
+
+
+async def test_results_of_the_second_version_are_the_trained_policys(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path)
+    await journal.accept_rollouts([single("s")])
+    await journal.record(RolloutResult("s", "", 0, "t", Status.DONE, 0.5), None, "")
+    await journal.close()
+    with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+        database.execute("ALTER TABLE results DROP COLUMN policy")
+        database.execute("PRAGMA user_version = 2")
+    database.close()
+    journal = await open_journal(tmp_path)
+    await journal.accept_rollouts([single("b")])
+    await journal.record(RolloutResult("b", "", 0, "t", Status.DONE, 1.5, policy="base"), None, "")
+    assert [p.rollout_id for p in await journal.ended(None, "", "policy", "", 9)] == ["s"]
+    assert [p.policy for p in await journal.ended(None, "", "base", "", 9)] == ["base"]
+    figures = (await journal.ended_figures(["policy"])).statuses({})
+    assert [(f.policy, f.rollouts, f.reward) for f in figures] == [
+        ("policy", {"done": 1}, 0.5),
+        ("base", {"done": 1}, 1.5),
+    ]
     await journal.close()
 
 

@@ -20,7 +20,6 @@ _TO = re.compile(r"\bto=([^\s<]+)")
 _BODY = re.compile(r"(.*?)(?:<\|end\|>|<\|return\|>|<\|call\|>|(?=<\|start\|>)|(?=<\|channel\|>)|\Z)", re.DOTALL)
 _CALL_END = re.compile(r"\s*(?:<\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|(?=<\|channel\|>)|\Z)")
 _REST = re.compile(r"<\|call\|>|<\|end\|>|<\|return\|>")
-_NEVER = re.compile(r"(?!)")
 _EXAMPLE = "<|channel|>commentary to=functions.TOOL <|constrain|>json<|message|>{…}<|call|>"
 
 

@@ -97,6 +97,21 @@ if [ "$goal" = test ] && [ "$(cat .setup/agents 2>/dev/null)" != "$(stamp agents
   fi
 fi
 
+make_environment() { # make_environment NAME WHAT: .setup/NAME from requirements/NAME.txt, for tests alone
+  [ "$(cat ".setup/$1.stamp" 2>/dev/null)" = "$(stamp "$1")" ] && return
+  say "Python packages for tests of $2 into .setup/$1 (about 0.6 GB)"
+  [ -x ".setup/$1/bin/python" ] || "$python" -m venv ".setup/$1"
+  if ".setup/$1/bin/python" -m pip --disable-pip-version-check --no-input install --no-deps -r "requirements/$1.txt" >".setup/$1.log" 2>&1; then
+    stamp "$1" >".setup/$1.stamp"
+  else
+    warn "they could not be installed (.setup/$1.log): these tests will be skipped"
+  fi
+}
+if [ "$goal" = test ]; then
+  make_environment environments "verifiers and gymnasium"
+  make_environment environments-classic "verifiers before 0.4"
+fi
+
 # --- models ---------------------------------------------------------------------------------------
 models=tiny
 [ "$goal" = demo ] && models=smollm2-135m

@@ -10,6 +10,7 @@ task gave.
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,11 +18,13 @@ from typing import Any
 from prorl_hpc.config.schema import TaskConfig
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.trajectory import Finish
-from prorl_hpc.tasks.protocol import Evaluation, GatewayAccess, RolloutContext
+from prorl_hpc.tasks.protocol import Evaluation, GatewayAccess, GatewaySession, RolloutContext
 from prorl_hpc.tasks.registry import check_options
 from prorl_hpc.tasks.rows import require
 from prorl_hpc.tasks.side.options import interpreter_problem, read_mapping, read_name, read_seconds
 from prorl_hpc.tasks.side.process import SideEpisode, SideError, SideServer, call_once
+
+log = logging.getLogger(__name__)
 
 _MODULE = "verifiers_rollout"
 _LEAVE_S = 30.0
@@ -106,9 +109,7 @@ class VerifiersEnv:
                 await asyncio.wait({playing}, timeout=_LEAVE_S)
             if session.failure is not None:
                 raise session.failure
-            if not playing.done():
-                raise SideError(f"it went on for {_LEAVE_S:g} s after the model's last answer")
-            scored: dict[str, Any] = playing.result()
+            scored = _result(playing, session)
         finally:
             playing.cancel()
             over.cancel()
@@ -126,3 +127,13 @@ class VerifiersEnv:
             return call_once(_MODULE, self._python, calls, self._timeout_s)
         except SideError as error:
             raise ConfigError(f"task.options.env={self._env} cannot be used: {error}") from error
+
+
+def _result(playing: asyncio.Task[Any], session: GatewaySession) -> dict[str, Any]:
+    """What the environment scored. SideError if it broke by itself: one that breaks, or goes on, when its calls or tokens
+    are used up has earned nothing."""
+    if playing.done() and (not session.over or playing.exception() is None):
+        return dict(playing.result())
+    why = playing.exception() if playing.done() else f"it went on for {_LEAVE_S:g} s after the model's last answer"
+    log.info("a rollout whose calls or tokens were used up was not scored: %s", why)
+    return {"reward": 0.0, "metrics": {}, "error": "", "stop": ""}

@@ -84,13 +84,16 @@ class SideServer:
         with self._starting:
             if self._host is not None and self._host.alive:
                 return
-            directory = _short_directory()
             host = _Host(self._module, self._python)
             # Also when this object is forgotten, or the interpreter ends.
-            weakref.finalize(self, _clear, host, directory)
+            weakref.finalize(self, host.end)
             host.start()
+            host.ask([("prepare", self._prepare)], self._timeout_s)
+            # From the next call on the other process removes the directory if this one is killed.
+            directory = _short_directory()
+            weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
             self._socket = directory / "side"
-            host.ask([("prepare", self._prepare), ("serve", {"socket": str(self._socket)})], self._timeout_s)
+            host.ask([("serve", {"socket": str(self._socket)})], self._timeout_s)
             self._host = host
 
 
@@ -219,11 +222,6 @@ def _short_directory() -> Path:
         return directory
     directory.rmdir()
     return Path(tempfile.mkdtemp(prefix="prorl-side-", dir="/tmp"))
-
-
-def _clear(host: _Host, directory: Path) -> None:
-    host.end()
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _too_late(late: threading.Event, pid: int) -> None:

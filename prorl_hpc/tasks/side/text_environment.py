@@ -8,6 +8,7 @@ import inspect
 import math
 import random
 import sys
+from types import ModuleType
 from typing import Any
 
 
@@ -67,20 +68,24 @@ def step(action: str) -> dict[str, Any]:
 
 
 def _find(env: str) -> Any:
-    module_name, colon, name = env.partition(":")
-    if not colon or not name.isidentifier():
-        return _from_gymnasium(env)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise Refused(
-            f"the module {module_name} does not import in {sys.executable} ({error}): install it there, put its directory "
-            "on PYTHONPATH, or name another interpreter in task.options.python"
-        ) from error
+    module_name, _, name = env.rpartition(":")
+    module = _import(module_name) if module_name else None
+    if module is None or not name.isidentifier():
+        return _from_gymnasium(name)
     if not callable(found := getattr(module, name, None)):
         own = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
         raise Refused(f"{module_name} has no class or function {name!r}; it has: {', '.join(sorted(own)) or 'none'}")
     return found
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise Refused(
+            f"the module {name} does not import in {sys.executable} ({error}): install it there, put its directory on "
+            "PYTHONPATH, or name another interpreter in task.options.python"
+        ) from error
 
 
 def _from_gymnasium(env: str) -> Any:

@@ -118,7 +118,7 @@ class VerifiersEnv:
         if scored["error"] and not (session.over or conversation.truncated):
             raise SideError(scored["error"])
         if not session.over:
-            conversation.end(Finish.ENVIRONMENT)
+            conversation.end(Finish.MALFORMED if scored["malformed"] else Finish.ENVIRONMENT)
         return {**scored, "calls": session.calls}
 
     def _ask(self, call: str = "", **arguments: Any) -> Any:
@@ -136,4 +136,4 @@ def _result(playing: asyncio.Task[Any], session: GatewaySession) -> dict[str, An
         return dict(playing.result())
     why = playing.exception() if playing.done() else f"it went on for {_LEAVE_S:g} s after the model's last answer"
     log.info("a rollout whose calls or tokens were used up was not scored: %s", why)
-    return {"reward": 0.0, "metrics": {}, "error": "", "stop": ""}
+    return {"reward": 0.0, "metrics": {}, "error": "", "malformed": False}

@@ -158,6 +158,13 @@ async def test_calls_used_up_are_scored_and_say_so(classic: TaskConfig, tmp_path
     assert trajectory.finish is Finish.TURNS
 
 
+async def test_an_empty_answer_is_the_policys_fault(classic: TaskConfig, tmp_path: Path) -> None:
+    row = {"id": "a", "input": {"prompt": [{"role": "user", "content": "4+1?"}], "answer": "5", "example_id": 0}}
+    evaluation, trajectory = await _play(classic, tmp_path, [""], row)
+    assert evaluation.reward == 0.0
+    assert trajectory.finish is Finish.MALFORMED
+
+
 async def test_a_broken_llm_server_is_no_fault_of_the_environment(classic: TaskConfig, tmp_path: Path) -> None:
     row = {"id": "a", "input": {"prompt": [{"role": "user", "content": "4+1?"}], "answer": "5", "example_id": 0}}
     with pytest.raises(InferenceError, match="gone away"):

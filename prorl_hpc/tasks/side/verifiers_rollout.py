@@ -29,6 +29,10 @@ _MOST_TASKS = 100_000
 """A taskset may be without end."""
 
 
+_FAULTS_OF_THE_POLICY = ("EmptyModelResponseError", "InvalidModelResponseError", "ToolParseError")
+"""Errors of verifiers that end a rollout for what the policy wrote; as the environment scores it."""
+
+
 class Refused(Exception):
     """Why this environment cannot be used; in words for a person."""
 
@@ -51,7 +55,7 @@ def rows(split: str, size: int, seed: int) -> list[dict[str, Any]]:
 
 
 async def rollout(input: dict[str, Any], socket: str, key: str, model: str, scratch: str) -> dict[str, Any]:
-    """One rollout, scored: {"reward", "metrics", "error", "stop"}. ``scratch``: a directory for what it writes."""
+    """One rollout, scored: {"reward", "metrics", "error", "malformed"}. ``scratch``: a directory for what it writes."""
     os.environ[_KEY] = key
     async with _door(socket) as url:
         if _classic:
@@ -142,8 +146,8 @@ async def _classic_rollout(input: dict[str, Any], url: str, model: str) -> dict[
     return {
         "reward": _number(output["reward"]),
         "metrics": _numbers(output.get("metrics") or {}),
-        "error": _error(output.get("error")),
-        "stop": str(output.get("stop_condition") or ""),
+        "error": "" if _is_the_policys(output.get("error")) else _error(output.get("error")),
+        "malformed": _is_the_policys(output.get("error")),
     }
 
 
@@ -199,8 +203,8 @@ async def _v1_rollout(input: dict[str, Any], url: str, model: str, scratch: Path
     return {
         "reward": 0.0 if trace is None else _number(trace.reward),
         "metrics": {} if trace is None else _numbers(trace.metrics),
+        "malformed": False,
         "error": "; ".join(f"{error.type}: {error.message}" for error in errors),
-        "stop": "" if trace is None else str(trace.stop_condition or ""),
     }
 
 
@@ -228,6 +232,10 @@ def _number(value: Any) -> float:
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
     given = {str(name): value for name, value in metrics.items() if isinstance(value, (int, float))}
     return {name: float(value) for name, value in given.items() if math.isfinite(value)}
+
+
+def _is_the_policys(error: Any) -> bool:
+    return isinstance(error, dict) and error.get("error") in _FAULTS_OF_THE_POLICY
 
 
 def _error(error: Any) -> str:

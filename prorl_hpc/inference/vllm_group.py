@@ -16,6 +16,7 @@ from prorl_hpc.messages.errors import InferenceError
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
+_BEATS_TO_LOOK = 20
 
 
 class LeaderProcess(VllmProcess):
@@ -91,7 +92,7 @@ class GroupMember:
                 await self.stop()
                 if announced is not None:
                     await self._join(announced, progress)
-            self._tell()
+            await self._tell()
             await asyncio.sleep(_LOOK_S)
 
     def _disown(self) -> None:
@@ -109,10 +110,12 @@ class GroupMember:
         log.info("joining generation %s of %s at %s:%d", announced.generation, self._group.leader, *place.master)
         await self._process.start(progress)
 
-    def _tell(self) -> None:
+    async def _tell(self) -> None:
         if self._process is None:
             return
         self._beat += 1
+        if self._beat % _BEATS_TO_LOOK == 0:
+            await self._process.note_kin()
         words = "" if self._process.alive else self._process.obituary("died")
         self._group.report(self._rank, MemberReport(self._generation, self._beat, words))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 
 from prorl_hpc.inference.ports import PortBlock
-from prorl_hpc.inference.server_kin import MARK, kill_marked, shared_memory_of
+from prorl_hpc.inference.server_kin import MARK, ServerKin
 from prorl_hpc.inference.vllm_settings import VllmSettings
 from prorl_hpc.messages.errors import InferenceError
 
@@ -67,7 +67,7 @@ class VllmProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._mark = secrets.token_hex(8)
         self._ports: PortBlock | None = None
-        self._shared_memory: set[Path] = set()
+        self._kin = ServerKin(self._mark)
 
     @property
     def pid(self) -> int:
@@ -100,7 +100,7 @@ class VllmProcess:
             )
         try:
             await self._until_healthy(progress, log_offset)
-            await self._note_shared_memory()
+            await self.note_kin()
         except BaseException:
             await self.stop()
             raise
@@ -162,7 +162,7 @@ class VllmProcess:
             self._ports = None
         if self._process is None:
             return
-        await self._note_shared_memory()
+        await self.note_kin()
         pgid = self._process.pid
         for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, _KILL_GRACE_S)):
             if group_alive(pgid):
@@ -180,15 +180,14 @@ class VllmProcess:
     async def _end_kin(self) -> None:
         """Looking takes a while on a node with many processes, so not in the event loop."""
         deadline = time.monotonic() + _KILL_GRACE_S
-        while left := await asyncio.to_thread(kill_marked, self._mark):
+        while left := await asyncio.to_thread(self._kin.kill):
             if time.monotonic() > deadline:
                 pids = ", ".join(str(process.pid) for process in left)
                 raise InferenceError(f"processes of the vLLM server are still there after SIGKILL: {pids}")
             await asyncio.sleep(_POLL_GROUP_S)
-        for left_behind in self._shared_memory:
-            left_behind.unlink(missing_ok=True)
-        self._shared_memory = set()
+        self._kin.remove_shared_memory()
 
-    async def _note_shared_memory(self) -> None:
+    async def note_kin(self) -> None:
         """While there is somebody to ask: what the killed leave is known to nobody else."""
-        self._shared_memory |= await asyncio.to_thread(shared_memory_of, self._mark)
+        if self._process is not None:
+            await asyncio.to_thread(self._kin.look, self._process.pid)

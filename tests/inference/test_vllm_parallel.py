@@ -91,6 +91,9 @@ async def test_a_server_of_two_nodes_and_its_whole_restart(tiny_model: Path, soc
         await check(engine, tiny_model, tmp_path)
         first, part = engine._process, member._process
         assert part is not None
+        await part.note_kin()  # as it does now and then
+        shared = part._kin._shared_memory | first._kin._shared_memory
+        assert shared
         part.kill()
         await until(lambda: not first.alive)
         assert "its member on node 2 is dead" in first.obituary("died")
@@ -100,3 +103,4 @@ async def test_a_server_of_two_nodes_and_its_whole_restart(tiny_model: Path, soc
         pids = [engine._process.pid, part.pid]
     assert not any(group_alive(pid) for pid in pids)
     assert not list(socket_dir.glob("*.group"))
+    assert not [path for path in shared if path.exists()]

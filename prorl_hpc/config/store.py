@@ -65,7 +65,11 @@ def to_config(composed: DictConfig | dict[str, Any]) -> ProrlConfig:
     """Merge over the schema and return plain dataclasses; OmegaConf's errors name the key."""
     from omegaconf import OmegaConf
 
-    plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True) if OmegaConf.is_config(composed) else composed
+    plain = (
+        OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        if OmegaConf.is_config(composed)
+        else composed
+    )
     merged = OmegaConf.merge(OmegaConf.structured(ProrlConfig), plain)
     config = OmegaConf.to_object(merged)
     assert isinstance(config, ProrlConfig)

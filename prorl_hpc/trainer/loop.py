@@ -189,7 +189,9 @@ class TrainingLoop:
             f"{record['reward']:.3f}" if "reward" in record else "none",
             record["rollouts"],
             total,
-            f"{record['logprob_gap_mean']:.1e} nats" if "logprob_gap_mean" in record else "unknown, nothing was trained",
+            f"{record['logprob_gap_mean']:.1e} nats"
+            if "logprob_gap_mean" in record
+            else "unknown, nothing was trained",
         )
 
     # --- the parts ---

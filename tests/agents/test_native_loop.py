@@ -64,7 +64,9 @@ async def play(
 ) -> tuple[LoopOutcome, Trajectory]:
     limits = {"max_context_tokens": 8192, "max_turn_tokens": 1000, "max_rollout_tokens": 0}
     limits |= {name: settings.pop(name) for name in list(settings) if name in limits}
-    conversation = TokenConversation(chat, ScriptedLLM(chat, turns), SamplingParams(max_tokens=4000, stop=stop or []), **limits)
+    conversation = TokenConversation(
+        chat, ScriptedLLM(chat, turns), SamplingParams(max_tokens=4000, stop=stop or []), **limits
+    )
     tools = make_tools(settings.pop("tools", TOOLS), search)
     native = loop or ToolLoop(NativeFormat(HERMES), settings.pop("max_turns", 8), tools=tools, **settings)
     outcome = await native.run(conversation, sandbox, [Message("user", "?")])

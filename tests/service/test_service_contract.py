@@ -218,7 +218,9 @@ async def test_policies_that_the_run_does_not_have_are_refused(place: Place) -> 
         client.add_server(OutsideServer("o", "http://127.0.0.1:9/v1", policy="nobody")),
     ):  # fmt: skip
         assert await refusal(call) == (400, "unknown_policy")
-    with pytest.raises(ServiceError, match=r"no policy 'polcy'; it has: policy.*; any for one by rollout\.policy_weights"):
+    with pytest.raises(
+        ServiceError, match=r"no policy 'polcy'; it has: policy.*; any for one by rollout\.policy_weights"
+    ):
         await client.submit_batch(order(policy="polcy"))
 
 

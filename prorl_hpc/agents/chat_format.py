@@ -55,7 +55,9 @@ class ChatFormat:
         template = ChatTemplate.open(model_dir)
         set_thinking(template, thinking, str(model_dir))
         dialect = Probe(template).dialect(tool_format)
-        return cls(ChatTokens(tokenizer, template.source), template, dialect, _eos_ids(model_dir), str(model_dir))
+        chat = cls(ChatTokens(tokenizer, template.source), template, dialect, _eos_ids(model_dir), str(model_dir))
+        chat._check_vocabulary(tokenizer.get_vocab_size(with_added_tokens=False), _model_vocab_size(model_dir))
+        return chat
 
     @property
     def tool_format(self) -> str:
@@ -91,6 +93,26 @@ class ChatFormat:
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text: what looks like a control token stays text."""
         return self._tokens.encode_text(text)
+
+    def _check_vocabulary(self, own: int, of_model: int | None) -> None:
+        """The tokens that chats are made of must be the model's. Added ones that the template does not write may be more
+        than it has: some tokenizers are shared with larger models."""
+        if of_model is None:
+            return
+        written = [*self.first_prompt([Message("user", "Word")]), *self.stop_token_ids]
+        if (largest := max(own - 1, *written)) >= of_model:
+            raise ConfigError(
+                f"the tokenizer of {self.name} writes token ids up to {largest}, its config.json has vocab_size {of_model}: "
+                "they do not belong together. Use the tokenizer that the model was trained with"
+            )
+
+
+def _model_vocab_size(model_dir: Path) -> int | None:
+    """As config.json has it, for text where it has parts; None if it does not say."""
+    config = read_json_file(model_dir / "config.json")
+    text = config.get("text_config")
+    size = (text if isinstance(text, dict) else config).get("vocab_size", config.get("vocab_size"))
+    return size if isinstance(size, int) else None
 
 
 def _eos_ids(model_dir: Path) -> list[int]:

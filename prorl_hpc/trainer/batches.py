@@ -55,7 +55,8 @@ class TrainingBatch:
 
 
 def training_batch(result: BatchResult, config: TrainerConfig) -> TrainingBatch:
-    """Samples of the accepted groups: each conversation of a rollout with tokens of the policy is one. Raises RunError naming the rollout that cannot be trained on."""
+    """Samples of the accepted groups: each conversation of a rollout with tokens of the policy is one. Raises RunError naming
+    the rollout that cannot be trained on."""
     samples = [
         sample
         for group in result.groups
@@ -63,6 +64,16 @@ def training_batch(result: BatchResult, config: TrainerConfig) -> TrainingBatch:
         for sample in _group_samples(group, config)
     ]
     return TrainingBatch([s for s in samples if s.advantage != 0.0], sum(s.trained_tokens for s in samples))
+
+
+def check_vocabulary(batch: TrainingBatch, vocab_size: int) -> None:
+    """RunError naming the rollout if one has a token id of ``vocab_size`` or more."""
+    for sample in batch.samples:
+        if (worst := max(sample.token_ids)) >= vocab_size:
+            raise RunError(
+                f"rollout {sample.rollout_id} has token id {worst}, the model that is trained knows 0 to {vocab_size - 1}: its "
+                "vocabulary is not that of the tokenizer or of the LLM server. Use the tokenizer that belongs to model.path"
+            )
 
 
 def _group_samples(group: GroupResult, config: TrainerConfig) -> list[Sample]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.messages.errors import ConfigError
-from prorl_hpc.trainer.batches import TrainingBatch
+from prorl_hpc.trainer.batches import TrainingBatch, check_vocabulary
 from prorl_hpc.trainer.layout import collate, make_rows, micro_batches, share_out
 from prorl_hpc.trainer.losses import LossSums, dapo_loss
 from prorl_hpc.trainer.policy import Policy, load_policy
@@ -114,7 +114,9 @@ class Engine:
         )
 
     def train(self, batch: TrainingBatch, learning_rate: float) -> StepOutcome:
-        """One optimizer step. Raises Stopped between micro-batches (alone: layers), before anything has changed."""
+        """One optimizer step. Raises Stopped between micro-batches (alone: layers), and RunError for a token id that the
+        model does not have, before anything has changed."""
+        check_vocabulary(batch, self.policy.lm.config.get_text_config().vocab_size)
         budget = self.config.micro_batch_tokens
         rows = make_rows(batch.samples, budget, share_prompts=self.policy.shares_prompts)
         mine = share_out(micro_batches(rows, budget), self.world)[self.rank]

@@ -182,3 +182,15 @@ def test_prompt_equals_transformers_for_smollm2() -> None:
     if not model.is_dir():
         pytest.skip(f"{model} is not there: python -m prorl_hpc model prepare smollm2-135m")
     _same_as_transformers(model)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "model")
+    size = ChatFormat.open(model).vocab_size
+    (model / "config.json").write_text(f'{{"vocab_size": {size}}}')
+    ChatFormat.open(model)
+    (model / "config.json").write_text(f'{{"text_config": {{"vocab_size": {size - 1}}}}}')
+    with pytest.raises(
+        ConfigError, match=f"writes token ids up to {size - 1}, its config.json has vocab_size {size - 1}"
+    ):
+        ChatFormat.open(model)

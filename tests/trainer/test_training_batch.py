@@ -11,7 +11,7 @@ from prorl_hpc.messages.batch import GroupOutcome, GroupResult
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import Status
 from prorl_hpc.messages.trajectory import Finish, Segment, Trajectory
-from prorl_hpc.trainer.batches import training_batch
+from prorl_hpc.trainer.batches import check_vocabulary, training_batch
 from prorl_hpc.trainer.layout import make_rows
 
 
@@ -138,3 +138,10 @@ def test_what_cannot_be_trained_on_names_the_rollout(segments, complaint):
     broken = msgspec.structs.replace(rollout("b.g0.s1", 0.0), trajectory=Trajectory(segments), server="inference-3")
     with pytest.raises(RunError, match=rf"b\.g0\.s1 from server inference-3.*{complaint}"):
         batch(rollout("b.g0.s0", 1.0), broken)
+
+
+def test_a_token_id_that_the_model_does_not_have_is_refused_by_name():
+    found = batch(rollout("b.g0.s0", 1.0), rollout("b.g0.s1", 0.0))
+    check_vocabulary(found, 10)
+    with pytest.raises(RunError, match=r"b\.g0\.s0 has token id 9, the model that is trained knows 0 to 8"):
+        check_vocabulary(found, 9)

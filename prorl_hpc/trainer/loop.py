@@ -28,6 +28,7 @@ from prorl_hpc.messages.status import TrainerStatus
 from prorl_hpc.observe.metrics import MetricsLog, newest_per_step
 from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.trainer.batches import training_batch
+from prorl_hpc.trainer.broken_steps import BrokenSteps
 from prorl_hpc.trainer.checkpoint import Position
 from prorl_hpc.trainer.crew import Crew
 from prorl_hpc.trainer.orders import evaluation_order, training_order
@@ -73,6 +74,7 @@ class TrainingLoop:
         self._step_seconds: deque[float] = deque(maxlen=5)
         """Of whole steps of this attempt: the pace."""
         self._has_head_start = False
+        self._broken = BrokenSteps()
         self._last: dict[str, Any] = {}
         evaluations = newest_per_step(self.metrics.read(), "eval")
         self._evaluated = {int(record["step"]): record.get("reward") for record in evaluations}
@@ -131,6 +133,7 @@ class TrainingLoop:
 
     async def _learn(self, result: BatchResult, record: dict[str, Any]) -> bool:
         """Train on ``result`` and add to ``record``; False if there was nothing to learn from."""
+        self._broken.count(result)
         batch = training_batch(result, self.settings)
         record["tokens_trained"] = batch.total_tokens
         progress = result.progress

@@ -3,6 +3,7 @@ rewarded."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -15,6 +16,9 @@ from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.rollout import RolloutSpec
 from prorl_hpc.tasks.protocol import LLM
 from prorl_hpc.worker.rewards import PolicyReward
+
+_GROUP_OF_BATCH = re.compile(r"\.g(\d+)\Z")
+"""The number of a batch's group in its id, which core.groups gives: unlike the batch's name it is the same in every run."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class Policy:
 
     def converse(self, spec: RolloutSpec, llm: LLM, spent: Spent, number: int = 0) -> TokenConversation:
         """The rollout's conversation, or its ``number``-th further one; all count their tokens in ``spent``."""
-        scope = f"{spec.row.get('id', '')}/{spec.sample}"
+        # A row that a batch has twice is sampled anew.
+        numbered = _GROUP_OF_BATCH.search(spec.group_id)
+        scope = f"{spec.row.get('id', '')}/{numbered[1] if numbered else ''}/{spec.sample}"
         return TokenConversation(
             self.chat,
             llm,

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from prorl_hpc.agents.tool_formats.reading import Malformed, TurnReader, read_json, shown, write_json
+from prorl_hpc.agents.tool_formats.reading import Malformed, TurnReader, carriable_problem, shown
 from prorl_hpc.agents.turns import ParsedTurn
 from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 
@@ -110,11 +110,9 @@ def _call(node: ast.expr) -> ToolCall:
         if given.arg is None and not isinstance(value, dict):
             raise Malformed(f"gives {name} a ** that is no object")
         arguments |= value if given.arg is None else {given.arg: value}
-    # As messages can carry it: no sets, bytes, NaN or numbers of more than 64 bits.
-    try:
-        return ToolCall(name, read_json(write_json(arguments), 0)[0])
-    except (TypeError, ValueError, RecursionError):
-        raise Malformed(f"gives {name} a value that JSON does not have") from None
+    if problem := carriable_problem(arguments):
+        raise Malformed(f"of {name} {problem}")
+    return ToolCall(name, arguments)
 
 
 def _dotted(node: ast.expr) -> str:

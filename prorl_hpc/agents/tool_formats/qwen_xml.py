@@ -6,12 +6,13 @@ All values are text: ``tools`` tells which are numbers, objects and so on. Witho
 from __future__ import annotations
 
 import ast
+import json
 import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from prorl_hpc.agents.tool_formats.reading import Malformed, TurnReader, read_json, write_json
+from prorl_hpc.agents.tool_formats.reading import Malformed, TurnReader, carriable_problem, read_json, write_json
 from prorl_hpc.agents.tool_formats.schemas import properties_of, tool_named, types_of
 from prorl_hpc.agents.turns import ParsedTurn
 from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
@@ -102,9 +103,10 @@ def _value(text: str) -> Any:
 
 
 def _python_literal(text: str) -> Any:
-    """Objects as Python prints them; the text itself if it is none that JSON can have."""
+    """Objects as Python prints them, in JSON's kinds; the text itself if it is none that JSON can have."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            return read_json(write_json(ast.literal_eval(text)), 0)[0]
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, Malformed):
+            value = ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
+    return value if carriable_problem(value) else json.loads(write_json(value))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prorl_hpc.agents.tool_formats.schemas import problem_of_call
@@ -19,6 +19,10 @@ THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _SHOWN_CHARS = 40
 _MOST_PROBLEMS = 8
 """In one turn; a model that goes wild needs to read no more, and reading stays quick."""
+_MOST_LEVELS = 100
+"""Of objects and arrays in each other; what reads and writes messages recurses, and Python's stack is finite."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_HALF_PAIR = "half of a surrogate pair in a string (\\ud800 to \\udfff)"
 _SPACE = re.compile(r"\s*")
 
 
@@ -96,7 +100,12 @@ class TurnReader:
             self.at = begin.start() if begin else len(self.text)
 
     def add(self, *calls: ToolCall) -> None:
-        self._calls.extend(calls)
+        """Of calls that no message can carry, only a problem is kept."""
+        for call in calls:
+            if problem := carriable_problem([call.name, call.arguments, call.call_id]):
+                self._problems.append(f"the call of {shown(call.name)} {problem}")
+            else:
+                self._calls.append(call)
 
     def add_content(self, text: str) -> None:
         self._content.append(text)
@@ -163,9 +172,47 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
         raise Malformed(f"is not JSON ({error.msg} at {shown(rest)})", error.pos) from None
     except RecursionError:
         raise Malformed("is JSON that is nested too deeply", len(text)) from None
-    if "\\u" in text[at:end] and any("\ud800" <= sign <= "\udfff" for sign in json.dumps(value, ensure_ascii=False)):
-        raise Malformed("has half of a surrogate pair in a string (\\ud800 to \\udfff)")
+    if problem := carriable_problem(value):
+        raise Malformed(problem, end)
     return value, end
+
+
+def carriable_problem(arguments: object) -> str:
+    """Why no message can carry ``arguments`` (in MessagePack and in JSON of UTF-8), as the end of a sentence; empty if one
+    can. Takes any value whatever, also one that is nested deeper than Python recurses."""
+    level, depth = [arguments], 0
+    while level:
+        depth += 1
+        if depth > _MOST_LEVELS:
+            return f"has values that are nested too deeply (more than {_MOST_LEVELS} levels)"
+        inner: list[object] = []
+        for value in level:
+            if problem := _value_problem(value):
+                return problem
+            if isinstance(value, Mapping):
+                inner += value.keys()
+                inner += value.values()
+            elif isinstance(value, list | tuple):
+                inner += value
+        level = inner
+    return ""
+
+
+def _value_problem(value: object) -> str:
+    match value:
+        case None | bool():
+            return ""
+        case str():
+            return "" if value.isascii() or not _SURROGATE.search(value) else f"has {_HALF_PAIR}"
+        case int():
+            return "" if -(2**63) <= value < 2**64 else "has a number of more than 64 bits"
+        case float():
+            return "" if math.isfinite(value) else "has NaN or an infinite number, which JSON does not have"
+        case Mapping():
+            return "" if all(isinstance(key, str) for key in value) else "has an object whose names are not all text"
+        case list() | tuple():
+            return ""
+    return f"has a value that JSON does not have ({type(value).__name__})"
 
 
 def object_from(text: str) -> dict[str, Any]:

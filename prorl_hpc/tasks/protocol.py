@@ -195,7 +195,9 @@ class AgentHandler(Protocol):
 
     A handler that outside agents (group ``agent``) can play has a method ``instruction(row) -> str``: the whole task in
     words, told to the agent in place of ``run``. The agent's answer is then in ``context.notes["outcome"]``, as an
-    agents.tool_loop.LoopOutcome, for ``eval``."""
+    agents.tool_loop.LoopOutcome, for ``eval``. If it also has ``async collect(context)``, that is awaited when the agent has
+    ended, within RUN: there it takes from the sandbox what ``eval`` needs and a fresh sandbox does not have. A ``run`` of its
+    own calls that itself."""
 
     def generate_rows(self, split: str, size: int, seed: int) -> list[dict[str, Any]]:
         """The built-in dataset: ``size`` rows of ``split`` (train or heldout), the same for the same arguments.
@@ -234,6 +236,13 @@ def needs_of(handler: AgentHandler, row: Mapping[str, Any]) -> SandboxNeeds:
     """What the sandboxes of ``row`` are started with."""
     asked = getattr(handler, "sandbox", None)
     return SandboxNeeds() if asked is None else asked(row)
+
+
+async def collect(handler: AgentHandler, context: RolloutContext) -> None:
+    """Have the task take what EVAL needs from the sandbox that somebody else has played in."""
+    asked = getattr(handler, "collect", None)
+    if asked is not None:
+        await asked(context)
 
 
 def problems_of(handler: AgentHandler) -> Iterable[str]:

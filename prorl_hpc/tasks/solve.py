@@ -107,8 +107,12 @@ class Solve:
         system = row.get("system") or self._task.system_prompt or (_SYSTEM if names else _SYSTEM_CHAT)
         messages = [Message("system", system), Message("user", row["prompt"])]
         context.notes["outcome"] = await loop.run(conversation, context.sandbox, messages)
-        if row.get("fresh"):
-            context.notes["outputs"] = await _download(context, row.get("outputs", []))
+        await self.collect(context)
+
+    async def collect(self, context: RolloutContext) -> None:
+        """Take the agent's outputs along, whoever the agent was."""
+        if context.spec.row.get("fresh"):
+            context.notes["outputs"] = await _download(context, context.spec.row.get("outputs", []))
 
     async def eval(self, context: RolloutContext) -> Evaluation:
         row, outcome = context.spec.row, context.notes["outcome"]

@@ -10,7 +10,7 @@ from prorl_hpc.config.schema import AgentConfig
 from prorl_hpc.messages.rollout import RolloutSpec
 from prorl_hpc.messages.trajectory import Finish
 from prorl_hpc.sandbox.protocol import SandboxNeeds
-from prorl_hpc.tasks.protocol import AgentHandler, RolloutContext
+from prorl_hpc.tasks.protocol import AgentHandler, RolloutContext, collect
 from prorl_hpc.worker.gateway_runs import OpenSession
 from prorl_hpc.worker.policies import Policy
 
@@ -48,6 +48,7 @@ class OutsideRuns:
         finally:
             await session.close()
         context.notes["outcome"] = outcome
+        await collect(handler, context)
         for conversation in (context.require_conversation(), *context.branches):
             if conversation.finish is Finish.UNKNOWN:
                 conversation.end(Finish.ENVIRONMENT if outcome.answer is None else Finish.ANSWER)

@@ -26,13 +26,14 @@ from outside_bed import (
 )
 
 from prorl_hpc.agents import outside
-from prorl_hpc.config.schema import AgentConfig
+from prorl_hpc.config.schema import AgentConfig, TaskConfig
 from prorl_hpc.messages.control import Discard, Discarded, StageFinished, StartInit, StartRun
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutSpec, SamplingParams, Stage
 from prorl_hpc.messages.trajectory import Finish
 from prorl_hpc.sandbox.apptainer import ApptainerRuntime
+from prorl_hpc.tasks.solve import Solve
 
 ASK = """
 import json, sys, urllib.error, urllib.request
@@ -127,6 +128,23 @@ async def test_where_the_answer_is(bed: Bed, answer: str, code: str) -> None:
     played = await bed.play(program(code, answer=answer), bed.llm(lambda prompt: "answer: 4711"))
     assert played.reward == 1.0
     assert played.trajectory.finish is Finish.ANSWER
+
+
+async def test_a_check_in_a_fresh_sandbox_has_the_agents_outputs(bed: Bed) -> None:
+    bed.handler = Solve(TaskConfig(name="solve"))  # type: ignore[assignment]
+    row = {
+        "id": "row-0",
+        "prompt": "Sort in.txt into out.txt.",
+        "files": {"in.txt": "b\na\n"},
+        "check": "sort in.txt | cmp - out.txt && ! test -e scratch",
+        "fresh": True,
+        "outputs": ["out.txt", "missing.txt"],
+    }
+    code = "ask([user('hello')]); open('scratch', 'w').close(); open('out.txt', 'w').write({!r})"
+    played = await bed.play(program(code.format("a\nb\n")), bed.llm(lambda prompt: "hi"), row=row)
+    assert played.reward == 1.0, played.failure
+    played = await bed.play(program(code.format("b\n")), bed.llm(lambda prompt: "hi"), "rollout-1", row)
+    assert played.reward == 0.0, played.failure
 
 
 async def test_an_answer_that_was_not_left_is_none(bed: Bed) -> None:

@@ -246,7 +246,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     ("options", "message"),
     [
         ({"env": "no_such_module:Game"}, "the module no_such_module does not import in .*task.options.python"),
-        ({"env": "text_env_games:Gone"}, "no class or function 'Gone'; it has: Broken, Countdown"),
+        ({"env": "text_env_games:Gone"}, "no class or function 'Gone'; it has: Broken, Chatter"),
         ({"env": "text_env_games:NoStep"}, "has no method step"),
         ({"env": "text_env_games:Countdown", "kwargs": {"size": 1}}, "TypeError: .*unexpected keyword.*size"),
         ({"env": "text_env_games:Old", "reset": {"a": 1}}, "its reset takes no options"),

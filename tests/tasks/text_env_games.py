@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 import time
 from typing import Any
@@ -68,6 +69,28 @@ class Broken(Countdown):
             "reward": ("a", "much", False, False, {}),
             "nan": ("a", float("nan"), False, False, {}),
         }[self.how]
+
+
+class Daemon(Countdown):
+    """Its step starts a process that leaves its parent and session, and says which."""
+
+    def step(self, action: str) -> Any:
+        if action == "exit":
+            os._exit(3)
+        start = ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"]
+        daemon = subprocess.run(start, stdout=subprocess.PIPE, text=True).stdout
+        return daemon.strip(), 0.0, False, False, {}
+
+
+class Chatter(Countdown):
+    """Prints much."""
+
+    def step(self, action: str) -> Any:
+        if action == "exit":
+            print("last words", flush=True)
+            os._exit(3)
+        print("x" * (4 << 20), flush=True)
+        return "", 0.0, False, False, {}
 
 
 class NoStep:

@@ -3,14 +3,16 @@
 A call is one JSON line ``{"call": NAME, …arguments}`` on standard input; its answer is one JSON line on what was standard
 output: ``{"value": …}`` or ``{"error": "…", "place": "file:line"}``. What the environment prints goes to standard error.
 The call ``serve`` is the last: from then on each connection to the Unix socket that it names gets a fork of this process,
-with all that is imported and prepared, which answers calls on the connection, prints into a file beside the socket, and
-ends with the connection. When standard input ends everything does, whatever the environment is doing.
+with all that is imported and prepared, which answers calls on the connection, prints into a file beside the socket (the
+end of it is kept), and ends with the connection and all that it started. When standard input ends everything does,
+whatever the environment is doing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import importlib.util
 import inspect
 import json
@@ -23,18 +25,22 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Set
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NoReturn
 
 HERE = Path(__file__).resolve().parent
 _POLL_S = 0.1
-"""Between two looks for forks that have ended."""
+"""Between two looks for forks that have ended, or print much."""
+_LONGEST_LOG_BYTES, _KEPT_LOG_BYTES = 1 << 20, 1 << 16
+_PR_SET_CHILD_SUBREAPER = 36
 _scratch: list[Path] = []
 """The socket's directory, removed when standard input ends: then nobody else is there to do it."""
 
 
 def main() -> NoReturn:
+    _adopt_orphans()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the environment prints is not an answer
     # Python puts a script's own directory first, where our module names would hide others of the same name.
@@ -47,15 +53,26 @@ def main() -> NoReturn:
     _answer_calls(calls, lines, answers)
 
 
-def kill_with_descendants(pid: int) -> None:
-    """SIGKILL for ``pid`` and the processes below it, those in sessions of their own included; our own process dies last."""
+def _adopt_orphans() -> None:
+    """What loses its parent below us becomes our child: a daemon, too, is found and ended."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def _children() -> dict[int, list[int]]:
+    """Process → its children, of all on this machine."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended meanwhile
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
-    found = [pid]
+    return children
+
+
+def kill_with_descendants(pid: int) -> None:
+    """SIGKILL for ``pid`` and the processes below it, those in sessions of their own included; our own process dies last."""
+    children, found = _children(), [pid]
     for each in found:
         found += children.get(each, [])
     for each in sorted(found, key=lambda other: other == os.getpid()):
@@ -131,10 +148,14 @@ def _serve(calls: ModuleType, path: Path, answers: BinaryIO) -> NoReturn:
     listener.settimeout(_POLL_S)
     _scratch.append(path.parent)
     _write(answers, {"value": None})
+    helpers = set(_children().get(os.getpid(), ()))  # of the prepared environment: all episodes need them
     logs: dict[int, Path] = {}
-    number = 0
+    number, left_over = 0, False
     while True:
-        _note_ends(logs)
+        left_over = _note_ends(logs) or left_over
+        left_over = left_over and _end_orphans(helpers | logs.keys())
+        for log in logs.values():
+            _shorten(log)
         try:
             connection, _ = listener.accept()
         except TimeoutError:
@@ -149,18 +170,44 @@ def _serve(calls: ModuleType, path: Path, answers: BinaryIO) -> NoReturn:
         connection.close()
 
 
-def _note_ends(logs: dict[int, Path]) -> None:
+def _note_ends(logs: dict[int, Path]) -> bool:
+    """Whether a fork has ended."""
+    before = len(logs)
     for pid, log in list(logs.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             del logs[pid]
             if log.exists():  # whoever had the connection is still interested
                 log.with_suffix(".exit").write_text(str(os.waitstatus_to_exitcode(status)))
+    return len(logs) < before
+
+
+def _end_orphans(ours: Set[int]) -> bool:
+    """Kill what a fork that has ended has left to us; whether it takes another look to see all of it gone."""
+    orphans = [pid for pid in _children().get(os.getpid(), ()) if pid not in ours]
+    for pid in orphans:
+        kill_with_descendants(pid)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return bool(orphans)
+
+
+def _shorten(log: Path) -> None:
+    """Keep the end of what an episode printed. The episode goes on appending, so nothing has to be opened anew."""
+    with contextlib.suppress(FileNotFoundError):  # its episode is over
+        if log.stat().st_size > _LONGEST_LOG_BYTES:
+            with log.open("r+b") as stream:
+                stream.seek(-_KEPT_LOG_BYTES, os.SEEK_END)
+                kept = stream.read(_KEPT_LOG_BYTES)
+                stream.truncate(0)
+            with log.open("ab") as stream:
+                stream.write(kept)
 
 
 def _be_a_fork(calls: ModuleType, connection: socket.socket, log: Path) -> NoReturn:
     _scratch.clear()
     os.setsid()
+    _adopt_orphans()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     connection.settimeout(None)
     printed = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -32,7 +32,7 @@ from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutSpec, Stage
 from prorl_hpc.messages.trajectory import Finish
 from prorl_hpc.sandbox.protocol import Runtime, Sandbox, SandboxNeeds, spec_of
 from prorl_hpc.tasks.protocol import AgentHandler, Evaluation, RolloutContext, WebSearch, needs_of, wants_fresh_sandbox
-from prorl_hpc.worker.attempt import Attempt, reported_trajectory
+from prorl_hpc.worker.attempt import Attempt, TrajectoryError, reported_trajectory, sendable
 from prorl_hpc.worker.failures import failure_of, timeout_of
 from prorl_hpc.worker.gateway_runs import Runs
 from prorl_hpc.worker.llms import LLMSource
@@ -256,36 +256,54 @@ class StageRunner:
                 log.warning("%s failed in %s: %s", attempt.rollout_id, stage, failure.message, exc_info=trace)
         # No await between the stage's end and its report: a discard finds the stage either running or reported.
         if not attempt.discarded:
-            self._report(attempt, stage, failure, clock.expired(), time.monotonic() - started)
+            failure = self._report(attempt, stage, failure, clock.expired(), time.monotonic() - started)
             if failure is not None or stage is Stage.EVAL or (stage is Stage.RUN and _is_scored_afresh(attempt)):
                 await self._free(attempt)
 
-    def _report(self, attempt: Attempt, stage: Stage, failure: Failure | None, timed_out: bool, busy_s: float) -> None:
+    def _report(
+        self, attempt: Attempt, stage: Stage, failure: Failure | None, timed_out: bool, busy_s: float
+    ) -> Failure | None:
+        """Returns the failure that was reported: what cannot be told of a success is one."""
         scored = attempt.evaluation if stage is Stage.EVAL and failure is None else None
-        finish, generated_tokens = attempt.outcome() if stage is Stage.RUN else (Finish.UNKNOWN, 0)
-        report = StageFinished(
-            self._worker_id,
-            attempt.rollout_id,
-            stage,
-            failure,
-            timed_out and failure is not None,
-            attempt.trajectory() if stage is Stage.RUN else None,
-            scored.reward if scored else None,
-            scored.metrics if scored else {},
-            busy_s,
-            finish,
-            generated_tokens,
+        trajectory, finish, generated_tokens = None, Finish.UNKNOWN, 0
+        if stage is Stage.RUN:
+            try:
+                trajectory = attempt.trajectory()
+                finish, generated_tokens = attempt.outcome()
+            except TrajectoryError as error:
+                log.error("%s: %s", attempt.rollout_id, error)
+                failure = failure or failure_of(stage, error)
+        report = sendable(
+            StageFinished(
+                self._worker_id,
+                attempt.rollout_id,
+                stage,
+                failure,
+                timed_out and failure is not None,
+                trajectory,
+                scored.reward if scored else None,
+                scored.metrics if scored else {},
+                busy_s,
+                finish,
+                generated_tokens,
+            )
         )
         attempt.reports.append(report)
         attempt.running = attempt.task = attempt.llm = None
-        if failure is not None or stage is Stage.EVAL:
+        if report.failure is not None or stage is Stage.EVAL:
             del self._attempts[attempt.rollout_id]
             self._outbox.keep(attempt.held())
         self._outbox.say(report)
+        return report.failure
 
     async def _discard(self, attempt: Attempt) -> None:
         await self._end(attempt)
-        self._outbox.say(Discarded(self._worker_id, attempt.rollout_id, attempt.trajectory()))
+        try:
+            trajectory = attempt.trajectory()
+        except TrajectoryError as error:
+            log.error("%s, which was discarded: %s", attempt.rollout_id, error)
+            trajectory = None
+        self._outbox.say(Discarded(self._worker_id, attempt.rollout_id, trajectory))
 
     async def _end(self, attempt: Attempt) -> None:
         """Cancel the stage that runs, if any, and free the sandbox; takes no longer than the two patiences."""

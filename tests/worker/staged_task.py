@@ -9,7 +9,7 @@ from typing import Any
 
 from prorl_hpc.config.schema import TaskConfig
 from prorl_hpc.messages.errors import InferenceError, SandboxError, TransportError
-from prorl_hpc.messages.trajectory import Message
+from prorl_hpc.messages.trajectory import Message, ToolCall
 from prorl_hpc.sandbox.fake import FakeSandbox
 from prorl_hpc.sandbox.protocol import SandboxNeeds
 from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
@@ -20,8 +20,11 @@ ERRORS: dict[str, BaseException] = {
     "infrastructure": TransportError("the line broke"),
     "task": KeyError("a bug"),
     "exit": SystemExit(3),
+    "half": ValueError("odd \ud800"),
 }
 
+
+UNSENDABLE: dict[str, Any] = {"huge": 2**80, "long": "x" * 2**16}
 
 mortal = asyncio.Event()
 """Set: what is immortal may end."""
@@ -48,10 +51,17 @@ class StagedTask:
         conversation = context.require_conversation()
         conversation.append([Message("user", "?")])
         context.notes["answer"] = await conversation.generate()
+        if "unsendable" in context.spec.row:
+            call = ToolCall("f", {"n": UNSENDABLE[context.spec.row["unsendable"]]})
+            branch = context.new_conversation()
+            branch.append([Message("user", "?"), Message("assistant", "", tool_calls=[call]), Message("user", "?")])
+            await branch.generate()
         await _do(context, "run")
 
     async def eval(self, context: RolloutContext) -> Evaluation:
         await _do(context, "eval")
+        if "half_scored" in context.spec.row:
+            return Evaluation(0.5, {"\ud800": 1.0})
         return Evaluation(float(context.spec.row.get("reward", 0.5)), {"length": len(context.notes["answer"])})
 
 

@@ -7,6 +7,7 @@ from worker_bench import SERVER, Bench, trajectory_of
 
 from prorl_hpc.messages.control import Discard, Discarded, StageFinished, StartEval, StartRun, WorkerHello
 from prorl_hpc.messages.rollout import FailureKind, Stage
+from prorl_hpc.worker import attempt
 
 STAGES = list(Stage)
 
@@ -165,3 +166,36 @@ async def test_a_rollout_started_anew_replaces_the_old_one(bench: Bench) -> None
     assert (await bench.run("r1")).failure is None
     assert first.stopped
     assert not second.stopped
+
+
+@pytest.mark.parametrize(("what", "message"), [("huge", "cannot be encoded: OverflowError"), ("long", "at most 9000")])
+async def test_a_trajectory_that_cannot_be_sent_fails_its_rollout_only(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str, message: str
+) -> None:
+    monkeypatch.setattr(attempt, "MAX_TRAJECTORY_BYTES", 9000)
+    done = await up_to(bench, "r1", Stage.RUN, unsendable=what)
+    assert done.failure is not None and done.failure.kind is FailureKind.TASK
+    assert message in done.failure.message and done.trajectory is None
+    await bench.until_no_sandbox_runs()
+    await bench.coordinator.order(Discard("r1"))
+    assert (await bench.coordinator.expect(Discarded)).trajectory is None
+    assert (await up_to(bench, "r2", Stage.EVAL)).failure is None
+
+
+async def test_a_discard_is_answered_whatever_was_generated(bench: Bench) -> None:
+    await bench.init("r1", unsendable="huge", run="hang")
+    await bench.coordinator.order(StartRun("r1", SERVER, 60))
+    await bench.until(lambda: len(bench.llms.answered_by) == 2)
+    await bench.coordinator.order(Discard("r1"))
+    assert (await bench.coordinator.expect(Discarded)).trajectory is None
+
+
+async def test_words_that_cannot_be_sent_are_reported_all_the_same(bench: Bench) -> None:
+    done = await up_to(bench, "r1", Stage.RUN, run="half")
+    assert done.failure is not None and done.failure.message == "ValueError: odd \\ud800"
+    done = await up_to(bench, "r2", Stage.EVAL, half_scored="yes")
+    assert (
+        done.failure is not None
+        and done.failure.kind is FailureKind.TASK
+        and "cannot be encoded" in done.failure.message
+    )

@@ -168,11 +168,11 @@ async def test_a_rollout_started_anew_replaces_the_old_one(bench: Bench) -> None
     assert not second.stopped
 
 
-@pytest.mark.parametrize(("what", "message"), [("huge", "cannot be encoded: OverflowError"), ("long", "at most 9000")])
+@pytest.mark.parametrize(("what", "message"), [("huge", "cannot be encoded: OverflowError"), ("long", "at most 600")])
 async def test_a_trajectory_that_cannot_be_sent_fails_its_rollout_only(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str, message: str
 ) -> None:
-    monkeypatch.setattr(attempt, "MAX_TRAJECTORY_BYTES", 9000)
+    monkeypatch.setattr(attempt, "MAX_TRAJECTORY_BYTES", 600)
     done = await up_to(bench, "r1", Stage.RUN, unsendable=what)
     assert done.failure is not None and done.failure.kind is FailureKind.TASK
     assert message in done.failure.message and done.trajectory is None

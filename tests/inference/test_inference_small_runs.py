@@ -23,8 +23,12 @@ pytestmark = pytest.mark.timeout(120)
 
 
 async def test_a_run_without_inference_nodes_uses_the_servers_from_outside(tmp_path: Path, socket_dir: Path) -> None:
-    async with serve_outside(None) as first, serve_outside(socket_dir / "llm.sock") as second:
-        config = small_config(tmp_path, socket_dir)
+    config = small_config(tmp_path, socket_dir)
+    model = Path(config.model.path)
+    async with (
+        serve_outside(None, model=model) as first,
+        serve_outside(socket_dir / "llm.sock", model=model) as second,
+    ):
         config.cluster.inference.nodes = 0
         config.engine.outside = [first.url.removesuffix("/v1"), f"{second.url}#policy"]
         async with small_run(config) as run:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,12 +16,12 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from prorl_hpc.cli.composition_errors import blamed_override, explain_all
+from prorl_hpc.cli.composition_errors import blamed_override, explain_all, override_name, takes_any_name
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.store import conf_dir, register, to_config, user_conf_dirs
 from prorl_hpc.messages.errors import ConfigError
@@ -31,7 +30,6 @@ _COMMON = ("--cfg", "--resolve", "--package", "--run", "--multirun", "--config-d
 _RARE = ("--info", "--config-path", "--experimental-rerun", "--help", "--version", "--shell-completion")
 FLAGS = (*_COMMON, *_RARE)
 """Hydra's own."""
-_OF_POLICY = re.compile(r"policies\.[^.=]+\.")
 _SHORT = ("-h", "-c", "-p", "-r", "-m", "-sc", "-cp", "-cn", "-cd", "-i")
 _WITH_VALUE: tuple[str, ...] = (
     "--cfg",
@@ -88,20 +86,25 @@ def _compose(arguments: list[str]) -> list[Composed]:
     found: list[tuple[DictConfig, list[str]]] = []
 
     def keep(composed: DictConfig) -> None:
-        found.append((composed, list(HydraConfig.get().overrides.task)))
+        overrides = HydraConfig.get().overrides.task
+        found.append((composed, [word.removeprefix("++") if takes_any_name(word) else word for word in overrides]))
 
+    as_given = {_for_hydra(word): word for word in arguments}
     register()
     decorated = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(keep)
-    with _command_line(arguments):
-        decorated()
+    try:
+        with _command_line(arguments):
+            decorated()
+    except OverrideParseException as error:
+        error.override = as_given.get(error.override, error.override)
+        raise
     return [Composed(_typed(composed), overrides) for composed, overrides in found]
 
 
 @contextmanager
 def _command_line(arguments: list[str]) -> Iterator[None]:
     """``sys.argv`` as Hydra shall see it. It lets exceptions out, instead of printing them and exiting."""
-    # a policy's setting may be one that no file has given: Hydra knows no schema for entries of a dictionary
-    words = [f"++{word}" if _OF_POLICY.match(word) else word for word in arguments]
+    words = [_for_hydra(word) for word in arguments]
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -120,6 +123,13 @@ def _command_line(arguments: list[str]) -> Iterator[None]:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+def _for_hydra(word: str) -> str:
+    """A new entry of a setting that takes any name is for Hydra one that must be added."""
+    return (
+        f"++{word}" if "=" in word and override_name(word) == word.partition("=")[0] and takes_any_name(word) else word
+    )
 
 
 def _flags_first(arguments: list[str]) -> list[str]:

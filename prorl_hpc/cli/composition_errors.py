@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from prorl_hpc.cli.composition_files import file_at_fault, file_problems
 from prorl_hpc.config.schema import PolicyConfig, ProrlConfig
 from prorl_hpc.config.store import conf_dir, user_conf_dirs
 
+_WANTED = {
+    "is not a ListConfig": "a list, written [a, b]",
+    "is not a DictConfig": "names and values, written {name: value}",
+    "Cannot assign str to": "names and values, written {name: value}",
+}
+"""What OmegaConf says of a value of another shape, and what it means."""
 _SEE = "`prorl-hpc launch --help` lists every setting"
 
 
@@ -33,6 +40,10 @@ def explain(error: Exception) -> str:
     if cause is not None and ("not in '" in str(cause) or "not in struct" in str(cause)):
         return _explain_key(key)
     reason = str(cause if cause is not None else error).splitlines()[0]
+    if wanted := next((how for words, how in _WANTED.items() if words in reason), ""):
+        return f"{key}={getattr(cause, 'value', '')}: must be {wanted}"
+    if "Cannot convert 'dict' to string" in reason and (parent := key.rpartition(".")[0]) in _open_dicts():
+        return f"{key}: must be a text; a name with a dot in it is written '{parent}={{NAME: value}}'"
     return f"{key}: {reason}" if key else reason
 
 
@@ -47,7 +58,9 @@ def blamed_override(error: Exception, arguments: list[str], own_dir: Path | None
     """The word of the command line that ``error`` is about; None if none can be named."""
     if (fault := file_at_fault(error, own_dir)) is not None:
         group, file = fault
-        return next((word for word in arguments if _name(word) == group and file.stem in word.partition("=")[2]), None)
+        return next(
+            (word for word in arguments if override_name(word) == group and file.stem in word.partition("=")[2]), None
+        )
     if isinstance(error, OverrideParseException):
         return next((word for word in arguments if word == error.override), None)
     if isinstance(error, MissingConfigException):
@@ -59,12 +72,13 @@ def blamed_override(error: Exception, arguments: list[str], own_dir: Path | None
     else:
         key = _key(error) or _quoted_group(error)
     candidates = [word for word in arguments if "=" in word and not word.startswith("-")]
-    exact = [word for word in candidates if _name(word) == key]
-    inside = [word for word in candidates if key and (_name(word) + ".").startswith(key + ".")]
+    exact = [word for word in candidates if override_name(word) == key]
+    inside = [word for word in candidates if key and (override_name(word) + ".").startswith(key + ".")]
     return next(iter([*exact, *inside]), None)
 
 
-def _name(override: str) -> str:
+def override_name(override: str) -> str:
+    """The setting or group that a word of the command line is about."""
     return override.partition("=")[0].lstrip("+~").partition("@")[0]
 
 
@@ -93,8 +107,6 @@ def _explain_choice(error: MissingConfigException) -> str:
 def _explain_key(key: str) -> str:
     """An unknown setting, with the nearest known ones."""
     parent = key.rpartition(".")[0]
-    if parent in _open_dicts():
-        return f"{key} is new: {parent} takes any name, written with a plus: '+{key}=…'"
     known = list(setting_names(ProrlConfig()))
     if key.startswith("policies."):
         known += setting_names(PolicyConfig(), f"policies.{key.split('.')[1]}.")
@@ -125,7 +137,14 @@ def setting_names(config: Any, prefix: str = "") -> Iterator[str]:
             yield from setting_names(value, f"{prefix}{field.name}.")
 
 
-def _open_dicts() -> list[str]:
+def takes_any_name(override: str) -> bool:
+    """Whether a word of the command line is about a dictionary, such as engine.env, or an entry of one."""
+    name = override_name(override)
+    return any(name == taker or name.startswith(f"{taker}.") for taker in _open_dicts())
+
+
+@cache
+def _open_dicts() -> tuple[str, ...]:
     config = ProrlConfig()
 
     def value_at(name: str) -> Any:
@@ -134,4 +153,4 @@ def _open_dicts() -> list[str]:
             value = getattr(value, part)
         return value
 
-    return [name for name in setting_names(config) if isinstance(value_at(name), dict)]
+    return tuple(name for name in setting_names(config) if isinstance(value_at(name), dict))

@@ -52,7 +52,7 @@ def with_overrides(config: ProrlConfig, words: list[str]) -> tuple[ProrlConfig, 
             (parsed,) = parser.parse_overrides([word])
             if parsed.is_sweep_override():
                 raise ConfigError(f"{word}: a run has one value of each setting; give one")
-            _apply(changed, parsed.key_or_group, parsed.value(), word, add=parsed.is_add(), delete=parsed.is_delete())
+            _apply(changed, parsed.key_or_group, parsed.value(), word, delete=parsed.is_delete())
         except (HydraException, OmegaConfBaseException) as error:
             errors.append(explain(error))
         except ConfigError as error:
@@ -62,7 +62,7 @@ def with_overrides(config: ProrlConfig, words: list[str]) -> tuple[ProrlConfig, 
     return to_config({str(key): value for key, value in values.items()}), errors
 
 
-def _apply(config: DictConfig, key: str, value: Any, word: str, *, add: bool, delete: bool) -> None:
+def _apply(config: DictConfig, key: str, value: Any, word: str, *, delete: bool) -> None:
     parent, _, last = key.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     if not isinstance(node, DictConfig):
@@ -80,8 +80,6 @@ def _apply(config: DictConfig, key: str, value: Any, word: str, *, add: bool, de
         with open_dict(node):
             del node[last]
     elif is_open and last not in node:
-        if not add:
-            raise ConfigError(f"{key} is new: {parent} takes any name, written with a plus: '+{key}=…'")
         with open_dict(node):
             node[last] = value
     else:

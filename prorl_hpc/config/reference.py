@@ -16,8 +16,8 @@ Made from the schemas by `python -m prorl_hpc.config.reference`; do not edit.
 Every key can be overridden on the command line, `prorl-hpc launch trainer.steps=20 task.max_turns=5`;
 a group is chosen by its name, `cluster=slurm model=path engine=vllm`. `--help` lists all groups, choices and settings,
 `--cfg job` prints the composed configuration, `--dry-run` checks it and prints the plan, `--multirun` starts one run for
-each combination of values with commas between. A new entry of a setting that takes any name (a dict) is written with a plus,
-`'+cluster.extra.wckey=rl'`. All that is wrong is told at once, before anything starts; in a file of yours, with its name.
+each combination of values with commas between. A setting that takes any name (a dict) takes new entries in the same way,
+`cluster.extra.wckey=rl`; `'agent.files={notes.md: …}'` for a name with a dot in it. All that is wrong is told at once, before anything starts; in a file of yours, with its name.
 
 **Your own groups.** A site's settings go into a file such as `cluster/mysite.yaml` (copy one of `cluster=site_*`, whose
 `conf/cluster/site_gpu.yaml` has every setting with a comment) below one of these directories; `cluster=mysite` finds it:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,32 @@ def test_help_and_dry_run_load_nothing_that_is_not_needed(tmp_path: Path) -> Non
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     # 2: there is an sbatch here, and no Slurm that answers it
     assert done.stdout.splitlines()[-1] in ("[] [0, 0]", "[] [0, 2]"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("cluster.extra.wckey=rl", lambda c: c.cluster.extra == {"wckey": "rl"}),
+        ("rollout.policy_weights={policy: 3, b: 1}", lambda c: c.rollout.policy_weights == {"policy": 3.0, "b": 1.0}),
+        ("agent.env.PATH=/a/bin:/bin", lambda c: c.agent.env == {"PATH": "/a/bin:/bin"}),
+        ("engine.script.token_s=0.1", lambda c: c.engine.script == {"token_s": 0.1}),
+        ("task.options.kwargs.size=4", lambda c: c.task.options["kwargs"] == {"size": 4}),
+        ("trainer.deepspeed.a.b=1", lambda c: c.trainer.deepspeed == {"a": {"b": 1}}),
+        ("policies.b.model.path=/b", lambda c: c.policies["b"].model.path == "/b"),
+        ("+engine.env.A=1", lambda c: c.engine.env == {"A": "1"}),
+    ],
+)
+def test_settings_that_take_any_name_take_new_ones(word: str, found: Callable[[ProrlConfig], bool]) -> None:
+    (entry,) = compose_all([word])
+    assert found(entry.config) and entry.overrides == [word]
+
+
+def test_a_sweep_over_a_new_name_is_told_as_it_was_given() -> None:
+    sweep = compose_all(["--multirun", "engine.env.A=1,2"])
+    assert [(entry.config.engine.env, entry.overrides) for entry in sweep] == [
+        ({"A": "1"}, ["engine.env.A=1"]),
+        ({"A": "2"}, ["engine.env.A=2"]),
+    ]
 
 
 def sweep_of(*names: str) -> list[Composed]:

@@ -30,6 +30,7 @@ from prorl_hpc.transport.keys import RunKeys
     [
         (["trainer.steps=200", "cluster.time_minutes=600"], {"trainer.steps": 200, "cluster.time_minutes": 600}),
         (["+engine.env.A=1"], {"engine.env": {"A": "1"}}),
+        (["engine.env.A=1"], {"engine.env": {"A": "1"}}),
         (["trainer.adam_betas=[0.8,0.9]"], {"trainer.adam_betas": [0.8, 0.9]}),
         (["cluster.rollout.nodes=3"], {"cluster.rollout.nodes": 3}),
         (["trainer.steps=16"], {}),
@@ -63,7 +64,6 @@ def test_single_settings_are_changed(words: list[str], changed: dict[str, Any]) 
         (["run=x"], "run has settings of its own: name,"),
         (["cluster.rollout=x"], "cluster.rollout has settings of its own: nodes,"),
         (["run.root=/elsewhere"], "the run stays in its directory"),
-        (["engine.env.A=1"], "+engine.env.A="),
         (["trainer.steps=1,2"], "one value of each setting"),
         (["~engine.env.Z"], "can be taken out"),
         (["trainer.steps=[1"], "is not an override"),

@@ -112,6 +112,11 @@ def _success(run: RunDirectory) -> Iterator[str]:
             f"broken:     {sum(figures.failures.values())} of {sum(figures.status_counts.values())} rollouts; "
             f"{worst.count} {place}({worst.kind}): {worst.message}"
         )
+    if figures.bad_agent_exits:
+        yield (
+            f"agent:      {figures.bad_agent_exits} of {sum(figures.status_counts.values())} rollouts ended with an "
+            "agent_exit_code other than 0: what the agent said last is in the workers' logs"
+        )
     yield f"report:     {run.report_file}"
     if run.reward_plot.exists():
         yield f"curve:      {run.reward_plot}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from prorl_hpc.cli.preflight_data import data_problems
+from prorl_hpc.cli.preflight_data import data_problems, data_warnings
 from prorl_hpc.cli.preflight_model import model_problems
 from prorl_hpc.cli.preflight_slurm import slurm_problems, slurm_warnings
 from prorl_hpc.config.cluster_validation import wasted
@@ -53,7 +53,7 @@ def warnings(config: ProrlConfig, *, starting: bool = True) -> list[str]:
     """What is allowed and hardly meant."""
     if any(size_errors(config)) or any(text_errors(config)):
         return []
-    return [*wasted(config), *slurm_warnings(config, starting=starting)]
+    return [*wasted(config), *data_warnings(config), *slurm_warnings(config, starting=starting)]
 
 
 def _run_root(config: ProrlConfig) -> Iterator[str]:

@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prorl_hpc.agents.outside import can_be_told, parse_bind, told_problem
+from prorl_hpc.config.held_out import holds_out, told_held_out
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import ConfigError, SandboxError
 from prorl_hpc.sandbox.images.resolving import check
 from prorl_hpc.sandbox.images.sif import this_architecture
-from prorl_hpc.tasks.dataset import Row, Split, load_rows
+from prorl_hpc.tasks.dataset import Row, Split, load_rows, read_rows
 from prorl_hpc.tasks.protocol import needs_of, problems_of
 from prorl_hpc.tasks.registry import get_handler
 
 _SHOWN_IMAGES = 3
+_AGENTS_CONTEXT_TOKENS = 4096
 
 
 def data_problems(config: ProrlConfig) -> Iterator[str]:
     """Each as a sentence with its cure."""
-    splits: list[Split] = ["train", "heldout"] if config.trainer.enabled else ["train"]
+    readers: dict[Split, Callable[[], list[Row]]] = {"train": lambda: read_rows(config.task)}
+    if config.trainer.enabled:
+        readers = {
+            "train": lambda: load_rows(config.task, "train"),
+            "heldout": lambda: load_rows(config.task, "heldout"),
+        }
     told: dict[str, None] = dict.fromkeys(_of_the_task(config))
     images = {config.sandbox.image: "sandbox.image"}
     if config.agent.kind == "outside":
         yield from _outside_agent(config)
         if config.agent.image:
             images[config.agent.image] = "agent.image"
-    for split in splits:
+    for split, read in readers.items():
         try:
-            images = {**_images_asked_for(config, split, load_rows(config.task, split)), **images}
+            images = {**_images_asked_for(config, split, read()), **images}
         except ConfigError as error:
             told[str(error)] = None
     yield from told
     if config.sandbox.kind != "local":
         yield from _images(config, images)
+
+
+def data_warnings(config: ProrlConfig) -> Iterator[str]:
+    """What is allowed and should be known."""
+    if config.trainer.enabled and holds_out(config.task):
+        yield f"task.heldout.path is not given: {told_held_out(config.task)}"
+    limit = config.model.max_context_tokens
+    if config.agent.kind == "outside" and 0 < limit < _AGENTS_CONTEXT_TOKENS:
+        yield (
+            f"model.max_context_tokens={limit} is small for agent {config.agent.name}: agents' own prompts take thousands of "
+            f"tokens, and a first one that does not fit fails the rollout. Set it to {_AGENTS_CONTEXT_TOKENS} or more, as far as "
+            "the model goes"
+        )
 
 
 def _of_the_task(config: ProrlConfig) -> Iterator[str]:

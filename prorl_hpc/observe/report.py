@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from prorl_hpc.config.held_out import holds_out, told_held_out
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.observe.attempts import EndRecord, attempt_stories
@@ -81,6 +82,8 @@ def _head(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
         *(training if trainer.enabled else [("trainer", "none: the rollout service alone")]),
         ("model", f"{config.model.name}, served by `engine.kind={config.engine.kind}`"),
         ("task", config.task.name),
+        *([("held-out rows", told_held_out(config.task))] if trainer.enabled and holds_out(config.task) else []),
+        ("agent", _agent(config, figures)),
         ("cluster", config.cluster.kind),
         *(
             ("started again", f"{restart.name} {restart.what} ({restart.count} of {restart.allowed} restarts)")
@@ -89,6 +92,14 @@ def _head(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
     ]
     text = f"# Run {run.run_id}\n\n" + _table(("", ""), rows)
     return text + _failure(run)
+
+
+def _agent(config: ProrlConfig, figures: RunFigures) -> str:
+    if config.agent.kind == "native":
+        return "native: the task's own loop"
+    ended = count(figures.bad_agent_exits, "rollout")
+    told = f"{config.agent.name}, an outside agent"
+    return f"{told}; **{ended} ended with an exit code other than 0**" if figures.bad_agent_exits else told
 
 
 class _Failure(msgspec.Struct):

@@ -59,6 +59,8 @@ class RunFigures:
     """The commonest ones, most first; empty where trajectories are not kept."""
     checkpoints: list[Path]
     """Loadable ones, oldest first."""
+    bad_agent_exits: int = 0
+    """Rollouts whose outside agent ended with an exit code other than 0."""
     policies: list[PolicyStatus] = field(default_factory=list)
     """What the rollouts of each came to, as the rollout service said last."""
 
@@ -78,6 +80,9 @@ class RunFigures:
             failures=dict(failures),
             breakages=_breakages(table),
             checkpoints=loadable_checkpoints(run),
+            bad_agent_exits=sum(
+                bool(dict(metrics or ()).get("agent_exit_code")) for metrics in table["metrics"].to_pylist()
+            ),
             policies=status.policies if (status := read_tolerantly(run.status_file, RunStatus)) is not None else [],
         )
 
@@ -121,7 +126,7 @@ def loadable_checkpoints(run: RunDirectory) -> list[Path]:
 
 
 def _read_outcomes(run: RunDirectory) -> pa.Table:
-    return read_rollouts(run, columns=["status", "failure_stage", "failure_kind", "failure_message"])
+    return read_rollouts(run, columns=["status", "failure_stage", "failure_kind", "failure_message", "metrics"])
 
 
 def _breakages(outcomes: pa.Table) -> list[Breakage]:

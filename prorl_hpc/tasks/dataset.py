@@ -1,14 +1,21 @@
-"""Reads or generates the rows of a split, and refuses rows that cannot be trained or tested on."""
+"""Reads or generates the rows of a split, and refuses rows that cannot be trained or tested on.
+
+Where only ``task.train.path`` is given, some of its rows are held out and not trained on: a generator's rows would be
+problems of another kind.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from prorl_hpc.config.held_out import HELD_OUT_SHARE, holds_out
 from prorl_hpc.config.schema import DataConfig, TaskConfig
 from prorl_hpc.messages.errors import ConfigError, DatasetError
 from prorl_hpc.tasks.protocol import AgentHandler
@@ -18,22 +25,51 @@ Split = Literal["train", "heldout"]
 Row = dict[str, Any]
 _SHOWN = 3
 """Offenders named in one message."""
+_SHOWN_ROWS = 10
+"""Bad rows of a file that are told one by one."""
 
 
 def load_rows(task: TaskConfig, split: Split) -> list[Row]:
     """The rows of ``split``, each checked by the task. Held-out rows are also compared with the training
     rows. Raises DatasetError (file, line, field) and ConfigError."""
     handler = get_handler(task.name, task)
+    if holds_out(task):
+        train, heldout = _split(_load(handler, task, "train"), task)
+        return heldout if split == "heldout" else train
     rows = _load(handler, task, split)
     if split == "heldout":
         _refuse_overlap(_load(handler, task, "train"), rows, task)
     return rows
 
 
+def read_rows(task: TaskConfig) -> list[Row]:
+    """All training rows, none held out: for whoever evaluates nothing. Raises DatasetError and ConfigError."""
+    return _load(get_handler(task.name, task), task, "train")
+
+
+def _split(rows: list[Row], task: TaskConfig) -> tuple[list[Row], list[Row]]:
+    """(training, held-out), in the file's order. A row whose content is there twice is not held out."""
+    counts = Counter(map(_content, rows))
+    once = [number for number, row in enumerate(rows) if counts[_content(row)] == 1]
+    wanted = min(task.heldout.size, max(1, len(rows) // HELD_OUT_SHARE))
+    if wanted < 1:
+        raise ConfigError(
+            f"task.heldout.size={task.heldout.size}: must be at least 1 where rows are held out of a file"
+        )
+    if len(rows) < 2 or len(once) < wanted:
+        raise DatasetError(
+            f"task.train.path={task.train.path}: {len(rows)} rows, {len(once)} of them with a content of their own, are too "
+            "few to hold some out for evaluation: give more, or a file of others as task.heldout.path"
+        )
+    held = set(random.Random(task.heldout.seed).sample(once, wanted))
+    train = [row for number, row in enumerate(rows) if number not in held]
+    return train, [rows[number] for number in sorted(held)]
+
+
 def _load(handler: AgentHandler, task: TaskConfig, split: Split) -> list[Row]:
     data: DataConfig = getattr(task, split)
     if data.path:
-        return read_jsonl(Path(data.path), handler)
+        return read_jsonl(Path(data.path), handler, f"task.{split}.path=")
     if data.size < 1:
         raise ConfigError(f"task.{split}.size={data.size}: a generated dataset needs at least 1 row")
     with _the_tasks_own(f"task.{split}: {task.name} cannot generate its rows"):
@@ -44,26 +80,41 @@ def _load(handler: AgentHandler, task: TaskConfig, split: Split) -> list[Row]:
     return rows
 
 
-def read_jsonl(path: Path, handler: AgentHandler) -> list[Row]:
-    """One JSON object a line, blank lines skipped. Raises DatasetError naming file, line and field."""
+def read_jsonl(path: Path, handler: AgentHandler, setting: str = "") -> list[Row]:
+    """One JSON object a line, blank lines skipped. Raises DatasetError that names the file after ``setting``, or line and field
+    of the rows that are wrong."""
     if path.exists() and not path.is_file():
-        raise DatasetError(f"{path}: the dataset is not a regular file: give a JSONL file")
+        raise DatasetError(f"{setting}{path}: the dataset is not a regular file: give a JSONL file")
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise DatasetError(f"{path}: the dataset cannot be read: {error.strerror}") from error
+        raise DatasetError(f"{setting}{path}: the dataset cannot be read: {error.strerror}") from error
     rows: list[Row] = []
     seen: dict[str, str] = {}
+    wrong: list[DatasetError] = []
     for number, line in enumerate(raw.split(b"\n"), 1):
         if not line.strip():
             continue
-        where = f"{path}:{number}"
-        row = _parse(line, where)
-        _check(handler, row, where, seen)
-        rows.append(row)
+        try:
+            where = f"{path}:{number}"
+            row = _parse(line, where)
+            _check(handler, row, where, seen)
+            rows.append(row)
+        except DatasetError as error:
+            wrong.append(error)
+    if wrong:
+        raise _all_of(wrong)
     if not rows:
-        raise DatasetError(f"{path}: the dataset is empty: write one JSON object a line")
+        raise DatasetError(f"{setting}{path}: the dataset is empty: write one JSON object a line")
     return rows
+
+
+def _all_of(wrong: list[DatasetError]) -> DatasetError:
+    """One error of a file's."""
+    if len(wrong) == 1:
+        return wrong[0]
+    more = [f"and {len(wrong) - _SHOWN_ROWS} more rows that cannot be used"] if len(wrong) > _SHOWN_ROWS else []
+    return DatasetError("\n    ".join([f"{len(wrong)} rows cannot be used:", *map(str, wrong[:_SHOWN_ROWS]), *more]))
 
 
 def _parse(line: bytes, where: str) -> Row:

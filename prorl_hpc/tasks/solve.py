@@ -19,7 +19,7 @@ from prorl_hpc.agents.tools import TOOLS, check_tool_names, make_tools
 from prorl_hpc.config.schema import TaskConfig
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.trajectory import Message
-from prorl_hpc.tasks.answers import COMPARE, final_answer
+from prorl_hpc.tasks.answers import COMPARE, choice, final_answer, numeric
 from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
 from prorl_hpc.tasks.registry import check_options
 from prorl_hpc.tasks.rows import in_split, require
@@ -72,6 +72,8 @@ class Solve:
         require(row, "answer" if "answer" in row else "check", str)
         if (compare := row.get("compare", self._compare)) not in COMPARE:
             raise ValueError(f"field compare is {compare!r}, expected one of {', '.join(COMPARE)}")
+        if "answer" in row:
+            _check_answer(row["answer"], compare)
         for field in ("files", "check_files"):
             _check_files(row, field)
         _check_names(row, "outputs")
@@ -81,6 +83,11 @@ class Solve:
             raise ValueError(f"field fresh is {row['fresh']!r}, expected true or false")
         if row.get("fresh") and "check" not in row:
             raise ValueError("field fresh is true, but there is no check that could run in a fresh sandbox")
+        if bool(row.get("fresh")) != bool(row.get("outputs")):
+            raise ValueError(
+                "fields fresh and outputs go together: with fresh: true the check sees of the agent's work only the files that "
+                "outputs names, and without it all of them"
+            )
         self._check_tools(row)
 
     def eval_in_fresh_sandbox(self, row: Mapping[str, Any]) -> bool:
@@ -144,6 +151,16 @@ class Solve:
             raise ValueError(str(error)) from None
         if "web_search" in tools and not self._task.web_search_url:
             raise ValueError("field tools has web_search, but task.web_search_url is empty")
+
+
+def _check_answer(answer: str, compare: str) -> None:
+    """That a model can be right at all."""
+    if compare == "numeric" and not numeric(answer, answer):
+        raise ValueError(
+            f"field answer is {answer!r}, expected a number, such as 12, -3.5, 2/3 or 50%: compare is numeric"
+        )
+    if compare == "choice" and not choice(answer, answer):
+        raise ValueError(f"field answer is {answer!r}, expected a single letter, such as B: compare is choice")
 
 
 def _check_files(row: Mapping[str, Any], field: str) -> None:

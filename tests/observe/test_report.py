@@ -97,6 +97,25 @@ def test_failures_that_differ_in_numbers_alone_are_told_once_with_their_message(
     assert "| 1 | – | sandbox | a\\|b |" in text
 
 
+def test_report_says_who_the_agent_was_and_how_often_it_ended_badly(run: RunDirectory) -> None:
+    assert "| agent | native: the task's own loop |" in write_report(run).read_text()
+    config = run.load_config()
+    config.agent.kind, config.agent.name = "outside", "mini_swe_agent"
+    config.task.train.path = "problems.jsonl"
+    config.run.id = "other"
+    other = RunDirectory.create(config)
+    results = [
+        RolloutResult(f"b.g0.s{n}", "b.g0", n, "t", Status.DONE, reward=0.0, metrics={"agent_exit_code": code})
+        for n, code in enumerate((0, 1, 137))
+    ]
+    progress = BatchProgress("b", BatchState.DONE, 1, 1, 0, 0, 0, 1, 1, 1)
+    group = GroupResult("b.g0", 0, GroupOutcome.UNIFORM, results)
+    RolloutStore(other).write_batch("b", BatchResult(progress, [group], 1.0))
+    text = write_report(other).read_text()
+    assert "mini_swe_agent, an outside agent; **2 rollouts ended with an exit code other than 0**" in text
+    assert "rows of problems.jsonl, at most a tenth of them, are held out and not trained on" in text
+
+
 def test_report_of_a_run_that_failed_before_its_first_step(run: RunDirectory) -> None:
     write_json(
         run.failure_file,

@@ -24,7 +24,12 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 
 def task(train: Path, heldout: Path | None = None) -> TaskConfig:
-    return TaskConfig(train=DataConfig(path=str(train)), heldout=DataConfig(path=str(heldout or ""), size=4))
+    """Without ``heldout`` its file is not there, which only who loads the held-out rows finds out."""
+    return TaskConfig(train=DataConfig(path=str(train)), heldout=DataConfig(path=str(heldout or train.parent / "none")))
+
+
+def one_file(train: Path, size: int = 4, seed: int = 1) -> TaskConfig:
+    return TaskConfig(train=DataConfig(path=str(train)), heldout=DataConfig(size=size, seed=seed))
 
 
 def test_rows_come_back_in_order_and_blank_lines_are_skipped(tmp_path: Path) -> None:
@@ -68,8 +73,43 @@ def test_a_bad_row_is_named_by_file_line_and_field(tmp_path: Path, line: Any, me
 def test_an_empty_file_and_a_missing_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"t\.jsonl: the dataset is empty"):
         load_rows(task(write(tmp_path / "t.jsonl", [b"", b" "])), "train")
-    with pytest.raises(DatasetError, match=r"none\.jsonl: the dataset cannot be read: No such file"):
+    with pytest.raises(
+        DatasetError, match=r"^task\.train\.path=.*none\.jsonl: the dataset cannot be read: No such file"
+    ):
         load_rows(task(tmp_path / "none.jsonl"), "train")
+
+
+def test_ten_bad_rows_are_told_and_how_many_more(tmp_path: Path) -> None:
+    file = write(tmp_path / "t.jsonl", [row("a"), *({"id": f"x{n}"} for n in range(13)), b"nope"])
+    with pytest.raises(DatasetError) as told:
+        load_rows(task(file), "train")
+    lines = str(told.value).splitlines()
+    assert lines[0] == "14 rows cannot be used:"
+    assert len(lines) == 12
+    assert all("t.jsonl:" in line for line in lines[1:11])
+    assert lines[-1].strip() == "and 4 more rows that cannot be used"
+
+
+def test_rows_of_one_file_are_held_out_of_training(tmp_path: Path) -> None:
+    rows = [row(f"r{n}") for n in range(50)]
+    file = write(tmp_path / "t.jsonl", rows)
+
+    def split(size: int, seed: int = 1) -> tuple[list[Any], list[Any]]:
+        return load_rows(one_file(file, size, seed), "train"), load_rows(one_file(file, size, seed), "heldout")
+
+    train, heldout = split(4)
+    assert (len(train), len(heldout)) == (46, 4)
+    assert sorted(train + heldout, key=rows.index) == rows
+    assert split(4) == (train, heldout)
+    assert split(4, seed=2)[1] != heldout
+    assert len(split(64)[1]) == 5  # a tenth
+
+
+def test_what_is_in_the_file_twice_is_not_held_out(tmp_path: Path) -> None:
+    rows = [row("a"), {**row("a"), "id": "again"}, row("b")]
+    assert load_rows(one_file(write(tmp_path / "t.jsonl", rows)), "heldout") == [rows[2]]
+    with pytest.raises(DatasetError, match=r"task\.train\.path=.*too few to hold some out.*task\.heldout\.path"):
+        load_rows(one_file(write(tmp_path / "t.jsonl", rows[:2])), "train")
 
 
 def test_heldout_rows_that_are_also_trained_on_are_refused(tmp_path: Path) -> None:

@@ -132,6 +132,9 @@ def test_the_built_in_rows_are_good_and_apart() -> None:
         ({"files": {"x": 1}}, "field files.x is a int"),
         ({"outputs": ["/etc"]}, "field outputs has the name"),
         ({"fresh": True}, "no check"),
+        ({"answer": "many"}, "field answer is 'many', expected a number.*compare is numeric"),
+        ({"answer": "bb", "compare": "choice"}, "field answer is 'bb', expected a single letter"),
+        ({"outputs": ["a"]}, "fresh and outputs go together"),
         ({"fresh": 1}, "expected true or false"),
         ({"system": 1}, "field system is a int"),
         ({"sytem": ""}, "field sytem is unknown"),
@@ -140,6 +143,18 @@ def test_the_built_in_rows_are_good_and_apart() -> None:
 def test_rows_are_refused_by_field(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Solve(TASK).check_row({**ROW, **change})
+
+
+def test_a_fresh_check_without_outputs_would_see_nothing() -> None:
+    with pytest.raises(ValueError, match="fresh and outputs go together"):
+        Solve(TASK).check_row({"id": "r", "prompt": "p", "check": "true", "fresh": True})
+
+
+@pytest.mark.parametrize(
+    ("answer", "compare"), [("a", "choice"), ("B", "choice"), ("2/3", "numeric"), ("50 %", "numeric")]
+)
+def test_answers_that_can_be_met(answer: str, compare: str) -> None:
+    Solve(TASK).check_row({**ROW, "answer": answer, "compare": compare})
 
 
 @pytest.mark.parametrize(

@@ -104,14 +104,26 @@ class TokenConversation:
         if not self.truncated:
             self._finish = finish
 
-    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
-        """See the protocol. Raises ValueError if the assistant's turn is already open, PromptTooLong if
-        the first prompt leaves no room to answer."""
+    def tokenize(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[int]:
+        """The ids that ``append`` would add; changes nothing, so that a thread may do it."""
+        if self._segments:
+            return self._chat.extension(messages, self._last_id)
+        return self._chat.first_prompt(messages, tools)
+
+    def has_room_for(self, ids: Sequence[int]) -> bool:
+        """Whether a turn may still follow after them."""
+        return self._num_tokens + len(ids) < self._max_context_tokens
+
+    def append(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, ids: list[int] | None = None
+    ) -> None:
+        """See the protocol. ``ids``: what ``tokenize`` gave. Raises ValueError if the assistant's turn is already open,
+        PromptTooLong if the first prompt leaves no room to answer."""
         if self._assistant_turn_open:
             raise ValueError("append before generate: the assistant's turn is already open")
         first = not self._segments
-        ids = self._chat.first_prompt(messages, tools) if first else self._chat.extension(messages, self._last_id)
-        if self._num_tokens + len(ids) >= self._max_context_tokens:
+        ids = self.tokenize(messages, tools) if ids is None else ids
+        if not self.has_room_for(ids):
             if first:
                 raise PromptTooLong(
                     f"the first prompt has {len(ids)} tokens, model.max_context_tokens={self._max_context_tokens} "
@@ -128,14 +140,15 @@ class TokenConversation:
 
     async def generate(self, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> str:
         """See the protocol. Returns "" without a call if the context or the rollout's tokens are used up. Raises
-        InferenceError, also when the answer lacks ids, logprobs or weight versions."""
+        InferenceError, also when the answer lacks ids, logprobs or weight versions, or is not of the length that it says."""
         if self._full:
             return ""
         if not self._assistant_turn_open:
             raise ValueError("generate before append: there is nothing to answer")
-        bounds = self._bounds(max_tokens)
-        limit = min(bounds.values())
-        if limit <= 0:
+        bounds = self._bounds()
+        own_limit = min(bounds.values())
+        limit = own_limit if max_tokens is None else min(max_tokens, own_limit)
+        if own_limit <= 0:
             self._full = True
             self._finish = Finish.ROLLOUT_TOKENS
             return ""
@@ -149,20 +162,30 @@ class TokenConversation:
         prompt = [token_id for segment in self._segments for token_id in segment.token_ids]
         completion = await self._llm.generate(prompt, sampling)
         check_completion(completion)
+        generated = len(completion.token_ids)
+        if generated > limit:
+            raise InferenceError(f"the server generated {generated} tokens where at most {limit} were asked for")
         for span in completion.versions:
             part = slice(span.start, span.end)
             self._add(Segment(completion.token_ids[part], completion.logprobs[part], True, span.version))
-        self._spent.tokens += len(completion.token_ids)
+        self._spent.tokens += generated
         turn = self._last_turn = self._turn_of(completion)
         self._messages.append(Message("assistant", turn.text))
         self._turns += 1
         self._assistant_turn_open = False
         self._mark()
         if completion.finish_reason is FinishReason.ABORT:
-            raise InferenceError(f"the server aborted turn {self._turns} after {len(completion.token_ids)} tokens")
+            raise InferenceError(f"the server aborted turn {self._turns} after {generated} tokens")
         self._finish = Finish.UNKNOWN
         if completion.finish_reason is FinishReason.LENGTH:
-            self._finish = next((finish for finish, bound in bounds.items() if bound == limit), Finish.TURN_TOKENS)
+            if generated < limit:
+                raise InferenceError(
+                    f"the server cut turn {self._turns} after {generated} of {limit} tokens: its own limit is below "
+                    "model.max_context_tokens"
+                )
+            # A turn that its caller wanted no longer is whole.
+            if limit == own_limit:
+                self._finish = next(finish for finish, bound in bounds.items() if bound == limit)
         elif any(text in turn.text for text in self._sampling.stop):
             self._finish = Finish.STOP_STRING
         return turn.text
@@ -191,13 +214,12 @@ class TokenConversation:
         branch._assistant_turn_open = bool(branch._messages) and branch._messages[-1].role != "assistant"
         return branch
 
-    def _bounds(self, max_tokens: int | None) -> dict[Finish, int]:
+    def _bounds(self) -> dict[Finish, int]:
         """What a turn may have, and the finish of one that is cut there; the first of equal ones counts."""
-        asked = self._max_turn_tokens if max_tokens is None else min(max_tokens, self._max_turn_tokens)
         bounds = {Finish.CONTEXT: self._max_context_tokens - self._num_tokens}
         if self._max_rollout_tokens:
             bounds[Finish.ROLLOUT_TOKENS] = self._max_rollout_tokens - self._spent.tokens
-        return bounds | {Finish.TURN_TOKENS: min(self._sampling.max_tokens, asked)}
+        return bounds | {Finish.TURN_TOKENS: min(self._sampling.max_tokens, self._max_turn_tokens)}
 
     def _turn_of(self, completion: Completion) -> Turn:
         ids = completion.token_ids

@@ -56,8 +56,8 @@ async def test_ids_only_grow_and_exactly_the_engines_are_trained(
     conversation = converse(chat, script, max_context_tokens=100_000)
     conversation.append(USER)
     seen = conversation.trajectory.token_ids
-    for _, _, said in turns:
-        await conversation.generate()
+    for (_, ended, said), turn in zip(turns, script, strict=True):
+        await conversation.generate(max_tokens=None if ended else len(turn.token_ids))
         conversation.append([Message("user", said)])
         ids = conversation.trajectory.token_ids
         assert ids[: len(seen)] == seen

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.agents.conversation import TokenConversation
+from prorl_hpc.messages.errors import InferenceError
+from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan
 from prorl_hpc.messages.rollout import SamplingParams
 from prorl_hpc.messages.trajectory import Finish, Message
 from prorl_hpc.tasks.testing import ScriptedLLM, write_chat_model
@@ -120,3 +122,39 @@ async def test_a_fork_draws_with_another_seed(chat: ChatFormat) -> None:
     await conversation.fork(1).generate()
     seeds = [sampling.seed for _, sampling in llm.calls]
     assert len(set(seeds)) == 3
+
+
+async def test_a_turn_that_the_caller_wanted_no_longer_is_not_cut(chat: ChatFormat) -> None:
+    conversation = converse(chat, "one two three four five six seven", max_turn_tokens=5)
+    conversation.append(USER)
+    await conversation.generate(max_tokens=3)
+    assert (conversation.finish, conversation.truncated) == (Finish.UNKNOWN, False)
+    assert conversation.last_turn is not None and conversation.last_turn.finish_reason is FinishReason.LENGTH
+    conversation.append(USER)
+    await conversation.generate(max_tokens=100)
+    assert conversation.finish is Finish.TURN_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish", "problem"),
+    [(2, FinishReason.LENGTH, "after 2 of 8 tokens"), (9, FinishReason.STOP, "9 tokens where at most 8 were asked")],
+)
+async def test_a_server_that_does_not_keep_to_the_limits_is_broken(
+    chat: ChatFormat, tokens: int, finish: FinishReason, problem: str
+) -> None:
+    answer = Completion([5] * tokens, [-0.5] * tokens, finish, [VersionSpan(1, 0, tokens)])
+    llm = ScriptedLLM(chat, [answer])
+    conversation = TokenConversation(chat, llm, SamplingParams(), max_context_tokens=4096, max_turn_tokens=8)
+    conversation.append(USER)
+    with pytest.raises(InferenceError, match=problem):
+        await conversation.generate()
+
+
+async def test_ids_made_before_are_those_that_append_makes(chat: ChatFormat) -> None:
+    one, other = converse(chat, "word"), converse(chat, "word")
+    for _ in range(2):
+        one.append(USER)
+        other.append(USER, ids=other.tokenize(USER))
+        await one.generate()
+        await other.generate()
+    assert one.trajectory == other.trajectory

@@ -35,6 +35,10 @@ _LEAVE_S = 10.0
 _KILLED = 137
 """128 + SIGKILL, as shells have it."""
 _SHOWN_CHARS = 2000
+_LAST_CHARS = 250
+"""Of its output in a failure's message: its last lines."""
+_COMMAND_CHARS = 80
+_FRAME = " \t│╭╰╮╯─┃❱"
 
 
 class AgentError(ProrlError):
@@ -84,23 +88,32 @@ class OutsideAgent:
         report = await self._play(sandbox, values, session)
         if session.failure is not None:
             raise session.failure
-        command = " ".join(self.config.command)
-        said = report.output[-_SHOWN_CHARS:].strip() or "nothing"
         if report.exit_code is None:
             raise AgentError(
-                f"agent {self.config.name} could not be started: {report.problem} (agent.command: {command})"
+                f"agent {self.config.name} could not be started: {report.problem}. It must be in the sandbox's image (agent.image) "
+                "or in a directory of the node that is bound into it (agent.binds), and on the PATH there (agent.env.PATH)"
             )
+        said = report.output[-_SHOWN_CHARS:].strip() or "nothing"
         if session.calls == 0:
-            raise AgentError(
-                f"agent {self.config.name} ended with exit code {report.exit_code} and never called its model "
-                f"(agent.command: {command}); its last output: {said}"
-            )
+            log.warning("agent %s had no answer of its model; its last output: %s", self.config.name, said)
+            raise AgentError(self._without_a_call(report.exit_code, session.refused, report.output))
         if report.exit_code != 0:
             log.warning(
                 "agent %s ended with exit code %d; its last output: %s", self.config.name, report.exit_code, said
             )
         answer = None if report.exit_code else await self._answer(sandbox, session, report)
         return OutsideOutcome(answer, turns=session.calls, exit_code=report.exit_code, seconds=report.seconds)
+
+    def _without_a_call(self, code: int, refused: str, output: str) -> str:
+        """What matters first: those who show the message may cut it."""
+        what = (
+            f"never had an answer of its model, whose last call was refused: {refused}"
+            if refused
+            else "never called its model"
+        )
+        command = shortened(" ".join(" ".join(self.config.command).split()), _COMMAND_CHARS)
+        said = last_lines(output, _LAST_CHARS) or "nothing"
+        return f"agent {self.config.name} ended with exit code {code} and {what}; its last output: {said} (agent.command: {command})"
 
     async def _play(self, sandbox: Sandbox, values: dict[str, str], session: GatewaySession) -> Report:
         """To the program's end; it is killed when it does not end although the model answers no more."""
@@ -175,6 +188,21 @@ def parse_bind(text: str) -> tuple[str, str]:
     """``/path`` or ``/path:/inside`` as (path on the node, path inside)."""
     path, _, inside = text.partition(":")
     return path, inside or path
+
+
+def last_lines(output: str, most: int) -> str:
+    """As many as fit into ``most`` characters, joined by " | ", without drawn frames; of a longer last line its end."""
+    kept = ""
+    for line in reversed(output.splitlines()):
+        line = " ".join(line.strip(_FRAME).split())
+        if line and kept and len(line) + len(kept) > most:
+            break
+        kept = f"{line} | {kept}" if line and kept else line or kept
+    return kept if len(kept) <= most else f"…{kept[-most:]}"
+
+
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def report_of(result: ToolResult) -> Report:

@@ -36,7 +36,8 @@ class Session:
     """Made by Gateway.open_session. ``key`` authorizes an agent's calls. ``calls`` counts those that the
     model was asked.
     ``last_text`` is the last text that the model wrote, in whichever conversation: after an agent has compacted its
-    history, that is not the main one. ``failure`` is set when the LLM server broke: the rollout cannot go on."""
+    history, that is not the main one. ``failure`` is set when the LLM server broke: the rollout cannot go on.
+    ``refused``: why the last call that was not put to the model was refused."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Session:
         self.calls = 0
         self.last_text = ""
         self.failure: InferenceError | None = None
+        self.refused = ""
         self.policy = context.spec.policy
         self._context = context
         self._registry = registry
@@ -86,7 +88,11 @@ class Session:
         if self._asked > self._max_calls:
             self._context.require_conversation().end(Finish.TURNS)
             raise self._end(f"this rollout's {self._max_calls} calls to the model are used up (agent.max_calls)")
-        strand = self._place(call)
+        try:
+            strand = self._place(call)
+        except Refusal as refusal:
+            self.refused = str(refusal.__cause__ or refusal)
+            raise
         self.calls += 1
         task = asyncio.create_task(self._generate(strand, call))
         self._running.add(task)

@@ -118,6 +118,11 @@ class GatewaySession(Protocol):
         ...
 
     @property
+    def refused(self) -> str:
+        """Why the last call that was not put to the model was refused; empty if none was."""
+        ...
+
+    @property
     def over(self) -> bool:
         """Every further call is refused."""
         ...

@@ -146,9 +146,11 @@ class Bed:
     def llm(self, policy: Callable[[str], str | Exception]) -> RecordedLLM:
         return RecordedLLM(self.chat, policy)
 
-    def stages(self, config: AgentConfig, llm: RecordedLLM, rollout_id: str = "rollout-0") -> StageRunner:
+    def stages(
+        self, config: AgentConfig, llm: RecordedLLM, rollout_id: str = "rollout-0", max_context_tokens: int = 65536
+    ) -> StageRunner:
         self._llms.of[rollout_id] = llm
-        policies = {TRAINED: Policy(self.chat, max_context_tokens=65536, max_turn_tokens=2048)}
+        policies = {TRAINED: Policy(self.chat, max_context_tokens=max_context_tokens, max_turn_tokens=2048)}
         runs = OutsideRuns(config, self._gateway.socket, self._gateway.open_session)
         return StageRunner(
             f"worker-{rollout_id}",
@@ -161,10 +163,15 @@ class Bed:
         )
 
     async def play(
-        self, config: AgentConfig, llm: RecordedLLM, rollout_id: str = "rollout-0", row: dict[str, Any] = ROW
+        self,
+        config: AgentConfig,
+        llm: RecordedLLM,
+        rollout_id: str = "rollout-0",
+        row: dict[str, Any] = ROW,
+        max_context_tokens: int = 65536,
     ) -> Played:
         """INIT, RUN and EVAL, or up to the first failure."""
-        stages = self.stages(config, llm, rollout_id)
+        stages = self.stages(config, llm, rollout_id, max_context_tokens)
         try:
             return await self._play(stages, RolloutSpec(rollout_id, "file_quest", row))
         finally:

@@ -68,16 +68,39 @@ def shell(script: str, **changes: object) -> AgentConfig:
 async def test_a_program_that_is_not_there_fails_the_rollout(bed: Bed) -> None:
     nowhere = settings({"kind": "outside", "name": "small", "command": ["nowhere", "--fast"]})
     said = refused(await bed.play(nowhere, bed.llm(str)))
-    assert said == (
-        "agent small could not be started: nowhere: No such file or directory (agent.command: nowhere --fast)"
-    )
+    assert said.startswith("agent small could not be started: nowhere: No such file or directory. It must be in")
+    assert "agent.image" in said and "agent.binds" in said and "agent.env.PATH" in said
 
 
 async def test_a_program_that_never_calls_its_model_fails_the_rollout(bed: Bed) -> None:
     said = refused(await bed.play(shell("echo 'ImportError: no pandas' >&2; exit 3"), bed.llm(str)))
-    assert said.startswith("agent small ended with exit code 3 and never called its model (agent.command: sh -c")
-    assert said.endswith("its last output: ImportError: no pandas")
+    assert said.startswith(
+        "agent small ended with exit code 3 and never called its model; its last output: ImportError: no"
+    )
+    assert "(agent.command: sh -c echo" in said
     assert "exit code 0 and never called" in refused(await bed.play(shell("true"), bed.llm(str)))
+
+
+async def test_what_is_told_of_a_long_output_is_its_end(bed: Bed) -> None:
+    script = "for n in $(seq 500); do echo \"│ line $n │\"; done; echo; echo 'OSError: the cause'; exit 1"
+    said = refused(await bed.play(shell(script), bed.llm(str)))
+    assert "line 500 | OSError: the cause (agent.command" in said and "line 400" not in said
+    assert len(said) < 500
+
+
+async def test_a_first_prompt_that_does_not_fit_is_what_is_told(bed: Bed) -> None:
+    code = """
+        try:
+            ask([user('word ' * 500)])
+        except urllib.error.HTTPError as error:
+            sys.exit(f'no: {error.code}')
+    """
+    said = refused(await bed.play(program(code), bed.llm(str), max_context_tokens=200))
+    assert said.startswith(
+        "agent small ended with exit code 1 and never had an answer of its model, whose last call was refused:"
+    )
+    assert "model.max_context_tokens=200" in said
+    assert "no: 400" in said and "never called" not in said
 
 
 def refused(played: Played) -> str:

@@ -13,13 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from prorl_hpc.inference.parent_watch import end_with_parent
+
 BACKEND = "prorl_safetensors"
 
 log = logging.getLogger("vllm.prorl_hpc.weights")
 
 
 def register() -> None:
-    """Make the backend known to vLLM; called once per process, and harmless if called again."""
+    """Make the backend known to vLLM, and let its process end with its parent; called once per process, and harmless if
+    called again."""
+    end_with_parent()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if BACKEND not in WeightTransferEngineFactory._registry:

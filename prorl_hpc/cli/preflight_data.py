@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from prorl_hpc.agents.outside import can_be_told, parse_bind, told_problem
 from prorl_hpc.config.held_out import holds_out, told_held_out
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import ConfigError, SandboxError
-from prorl_hpc.sandbox.images.resolving import check
+from prorl_hpc.sandbox.images.resolving import HOST_IMAGE, check
 from prorl_hpc.sandbox.images.sif import this_architecture
 from prorl_hpc.tasks.dataset import Row, Split, load_rows, read_rows
 from prorl_hpc.tasks.protocol import needs_of, problems_of
@@ -17,6 +17,7 @@ from prorl_hpc.tasks.registry import get_handler
 
 _SHOWN_IMAGES = 3
 _AGENTS_CONTEXT_TOKENS = 4096
+_HOST_IMAGE_HAS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/workspace")
 
 
 def data_problems(config: ProrlConfig) -> Iterator[str]:
@@ -31,6 +32,8 @@ def data_problems(config: ProrlConfig) -> Iterator[str]:
     images = {config.sandbox.image: "sandbox.image"}
     if config.agent.kind == "outside":
         yield from _outside_agent(config)
+        if config.sandbox.kind == "apptainer":
+            yield from _out_of_reach(config)
         if config.agent.image:
             images[config.agent.image] = "agent.image"
     for split, read in readers.items():
@@ -54,6 +57,8 @@ def data_warnings(config: ProrlConfig) -> Iterator[str]:
             f"tokens, and a first one that does not fit fails the rollout. Set it to {_AGENTS_CONTEXT_TOKENS} or more, as far as "
             "the model goes"
         )
+    if config.agent.kind == "outside" and config.sandbox.kind == "auto":
+        yield from _out_of_reach(config)  # a sandbox of kind local would have it
 
 
 def _of_the_task(config: ProrlConfig) -> Iterator[str]:
@@ -75,6 +80,30 @@ def _outside_agent(config: ProrlConfig) -> Iterator[str]:
         for path, _ in map(parse_bind, config.agent.binds):
             if not Path(path).is_dir():
                 yield f"agent.binds: there is no directory {path} on this machine: make it, or name another one"
+
+
+def _out_of_reach(config: ProrlConfig) -> Iterator[str]:
+    """A program that is named by a path which the image host, with its binds, does not have."""
+    agent = config.agent
+    command = agent.command[0] if agent.command else ""
+    if (agent.image or config.sandbox.image) != HOST_IMAGE or not command.startswith("/") or "{" in command:
+        return
+    if not agent.image and _tasks_choose_images(config):
+        return
+    inside = [*_HOST_IMAGE_HAS, *(inside for _, inside in map(parse_bind, agent.binds))]
+    if not any(PurePosixPath(command).is_relative_to(path) for path in inside):
+        yield (
+            f"agent.command: {command} is not in the sandbox: the image host has the node's /usr and what agent.binds names "
+            f"(now {', '.join(agent.binds) or 'nothing'}). Bind the program's directory, such as "
+            f"agent.binds=[{PurePosixPath(command).parent}] (of a virtual environment the whole of it), or set agent.image"
+        )
+
+
+def _tasks_choose_images(config: ProrlConfig) -> bool:
+    try:
+        return hasattr(get_handler(config.task.name, config.task), "sandbox")
+    except ConfigError:
+        return False
 
 
 def _images_asked_for(config: ProrlConfig, split: Split, rows: list[Row]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from outside_bed import CONF, settings
 
-from prorl_hpc.cli.preflight_data import data_problems
+from prorl_hpc.cli.preflight_data import data_problems, data_warnings
 from prorl_hpc.config.agent_validation import agent_errors
 from prorl_hpc.config.schema import AgentConfig, ProrlConfig
 from prorl_hpc.tasks.file_quest import FileQuest
@@ -49,6 +49,7 @@ def test_the_shipped_agents_are_valid(path: Path) -> None:
         ({"binds": ["venv"]}, "agent.binds: 'venv' must be an absolute path"),
         ({"binds": ["/a:/b:rw"]}, "agent.binds: '/a:/b:rw' must be"),
         ({"max_calls": 0}, "agent.max_calls=0: must be at least 1"),
+        ({"max_tokens": -1}, "agent.max_tokens=-1: must be a number of tokens, or 0"),
     ],
 )
 def test_what_cannot_be_is_named(changes: dict[str, object], said: str) -> None:
@@ -92,3 +93,43 @@ def test_preflight_looks_for_the_agents_image() -> None:
     assert any(
         problem.startswith("agent.image: ") and "/nowhere/agents.sif" in problem for problem in data_problems(config)
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "reached"),
+    [
+        ("/opt/venv/bin/a", {}, False),
+        ("/opt/venv/bin/a", {"binds": ["/opt/other"]}, False),
+        ("/opt/venv/bin/a", {"binds": ["/opt/venv"]}, True),
+        ("/opt/venv/bin/a", {"binds": ["/shared/venv:/opt/venv"]}, True),
+        ("/opt/venv/bin/a", {"image": "/images/agents.sif"}, True),
+        ("/usr/bin/a", {}, True),
+        ("a", {}, True),
+    ],
+)
+def test_a_program_that_the_host_image_does_not_have_is_told_before_launch(
+    command: str, changes: dict[str, object], reached: bool
+) -> None:
+    config = ProrlConfig(agent=settings({**GOOD, "command": [command], **changes}))
+    for kind, told in (("apptainer", data_problems), ("auto", data_warnings), ("local", data_problems)):
+        config.sandbox.kind = kind
+        found = [
+            text for text in told(config) if text.startswith("agent.command: /opt/venv/bin/a is not in the sandbox")
+        ]
+        assert len(found) == (0 if reached or kind == "local" else 1)
+
+
+def test_an_agent_is_warned_of_a_short_context_and_of_rows_that_are_held_out() -> None:
+    config = ProrlConfig(agent=settings(GOOD))
+    config.model.max_context_tokens = 4095
+    config.task.train.path = "rows.jsonl"
+    held, short = data_warnings(config)
+    assert held.startswith("task.heldout.path is not given: task.heldout.size=64 rows of rows.jsonl, at most a tenth")
+    assert short.startswith("model.max_context_tokens=4095 is small for agent a")
+    config.model.max_context_tokens, config.task.heldout.path = 4096, "heldout.jsonl"
+    assert list(data_warnings(config)) == []
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
+def test_no_shipped_agent_has_its_key_among_its_arguments(path: Path) -> None:
+    assert not any("{key}" in word for word in yaml.safe_load(path.read_text()).get("command", []))

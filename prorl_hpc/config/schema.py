@@ -102,6 +102,9 @@ class EngineConfig:
     """URLs of LLM servers outside the run (http://…/v1, unix:/path) that the coordinator registers at the start; the run
     ends if one does not answer. URL#MODEL says which of its models is meant. A bearer token for them is taken from
     PRORL_OUTSIDE_API_KEY."""
+    outside_turn_s: float = 120.0
+    """Seconds that a server outside the run may take for one turn; then the rollout goes on at another server. Keep it below
+    rollout.run_s, and above what the longest turn takes when the server is busy."""
     env: dict[str, str] = field(default_factory=dict)
     script: dict[str, Any] = field(default_factory=dict)
     """Settings of kind=scripted: what it answers and how long it takes (docs/inference.md)."""

@@ -38,7 +38,8 @@ def _one_of(*allowed: str) -> Check:
 
 
 _RULES: list[tuple[Check, str]] = [
-    (_POSITIVE, "run.start_timeout_s run.stop_timeout_s engine.start_timeout_s sandbox.start_timeout_s"),
+    (_POSITIVE, "run.start_timeout_s run.stop_timeout_s engine.start_timeout_s engine.outside_turn_s"),
+    (_POSITIVE, "sandbox.start_timeout_s"),
     (_POSITIVE, "task.call_timeout_s rollout.init_s rollout.run_s rollout.eval_s rollout.total_s rollout.wall_s"),
     (_POSITIVE, "rollout.heartbeat_s rollout.lost_after_s trainer.learning_rate trainer.max_grad_norm"),
     (_POSITIVE, "trainer.temperature trainer.eval_temperature trainer.probe_tolerance trainer.clip_high"),

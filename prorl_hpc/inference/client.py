@@ -24,7 +24,8 @@ _STOPS = "this worker stops"
 
 class LLMClient:
     """Use inside a running event loop, and ``close`` it. ``identity`` names this worker to the servers. A rollout whose
-    server does not answer waits ``move_wait_s`` for another one, if somebody is told of the trouble."""
+    server does not answer waits ``move_wait_s`` for another one, if somebody is told of the trouble. ``outside_turn_s``: what a server outside the run
+    may take for a turn."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class LLMClient:
         ping_s: float = 2.0,
         lost_after_s: float = 20.0,
         move_wait_s: float = 30.0,
+        outside_turn_s: float = 120.0,
     ) -> None:
         self._node = node
         self._keys = keys
@@ -44,6 +46,7 @@ class LLMClient:
         self._ping_s = ping_s
         self._lost_after_s = lost_after_s
         self._move_wait_s = move_wait_s
+        self._outside_turn_s = outside_turn_s
         self._lines: dict[tuple[str, str], ServerLine] = {}
         self._outside: dict[tuple[str, str, str], OutsideClient] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -97,7 +100,12 @@ class LLMClient:
             from prorl_hpc.inference.outside_client import OutsideClient  # with aiohttp, which few runs need
 
             client = self._outside[key] = OutsideClient(
-                server.server_id, server.url, server.api_key, ping_s=self._ping_s, lost_after_s=self._lost_after_s
+                server.server_id,
+                server.url,
+                server.api_key,
+                ping_s=self._ping_s,
+                lost_after_s=self._lost_after_s,
+                turn_s=self._outside_turn_s,
             )
         return functools.partial(_ask_outside, client, server)
 

@@ -7,6 +7,8 @@ is asked now and then whether it lives: a connection to a host that is gone says
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,16 +44,34 @@ class _Models(msgspec.Struct):
     data: list[_Listed]
 
 
+def _cause(error: aiohttp.ClientError) -> str:
+    """What the system says of a connection that could not be made, without how it was tried."""
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return str(error) or repr(error)
+    cause = error.os_error
+    if cause.errno is None or cause.errno <= 0 or isinstance(cause, ssl.SSLError):  # no number of the system's
+        return str(cause.strerror or cause)
+    return os.strerror(cause.errno).lower()
+
+
 class OutsideClient:
     """``url`` is ``http(s)://host:port/v1`` or ``unix:/path``; InferenceError otherwise. Shared by all rollouts on that
-    server. ``name`` is for messages. Use inside a running event loop, and ``close`` it."""
+    server. ``name`` is for messages. A turn that takes longer than ``turn_s`` is given up. Use inside a running event loop, and ``close`` it."""
 
     def __init__(
-        self, server_id: str, url: str, api_key: str = "", *, ping_s: float = 2.0, lost_after_s: float = 20.0
+        self,
+        server_id: str,
+        url: str,
+        api_key: str = "",
+        *,
+        ping_s: float = 2.0,
+        lost_after_s: float = 20.0,
+        turn_s: float = 120.0,
     ) -> None:
         self.name = f"LLM server {server_id} at {url}"
         self._ping_s = ping_s
         self._lost_after_s = lost_after_s
+        self._turn_s = turn_s
         connector: aiohttp.BaseConnector
         if url.startswith(f"{_UNIX}/"):
             self._base = "http://outside/v1"
@@ -92,6 +112,16 @@ class OutsideClient:
     async def generate(self, request: Generate, model: str, weight_version: int, vocab_size: int = 0) -> Completion:
         """``weight_version`` is what the tokens are marked with; ids are smaller than ``vocab_size``, unless that is 0.
         ServerDown (BadAnswer for one that training cannot have), or InferenceError for a request that it refuses."""
+        try:
+            async with asyncio.timeout(self._turn_s):
+                return await self._generate(request, model, weight_version, vocab_size)
+        except TimeoutError as error:
+            raise ServerDown(
+                f"{self.name} has not ended a turn of at most {request.sampling.max_tokens} tokens within "
+                f"{self._turn_s:g} s (engine.outside_turn_s)"
+            ) from error
+
+    async def _generate(self, request: Generate, model: str, weight_version: int, vocab_size: int) -> Completion:
         served = await self.model(model)
         max_tokens = request.sampling.max_tokens
         if served.max_model_len is not None:
@@ -105,7 +135,7 @@ class OutsideClient:
         body = completions_body(served.name, request.token_ids, request.sampling, max_tokens, request.request_id)
         answer = await self._call("POST", "/completions", body)
         completion = completion_of_completions(answer, request.token_ids, weight_version, self.name)
-        check_completion(completion, vocab_size, self.name)
+        check_completion(completion, vocab_size, self.name, max_tokens)
         return completion
 
     async def complete(self, body: Any) -> bytes:
@@ -129,7 +159,7 @@ class OutsideClient:
         except TimeoutError as error:
             raise ServerDown(f"{self.name} has not answered for {self._lost_after_s:g} s") from error
         except aiohttp.ClientError as error:
-            raise ServerDown(f"{self.name} does not answer {route}: {str(error) or repr(error)}") from error
+            raise ServerDown(f"{self.name} does not answer {route}: {_cause(error)}") from error
         except ValueError as error:  # what cannot be put into HTTP, such as a key of two lines
             raise InferenceError(f"{self.name} cannot be asked for {route}: {error}") from error
 

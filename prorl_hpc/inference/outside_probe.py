@@ -11,6 +11,7 @@ from prorl_hpc.inference.model_identity import identify_model
 from prorl_hpc.inference.model_text import ModelText
 from prorl_hpc.inference.outside_client import OutsideClient, ServedModel
 from prorl_hpc.inference.outside_vocabulary import check_vocabulary
+from prorl_hpc.inference.protocol import BadAnswer, NotServed, ServerDown
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Generate, OutsideServer
 from prorl_hpc.messages.rollout import SamplingParams
@@ -34,23 +35,29 @@ class ProbedServer:
     vocab_size: int = 0
 
 
-class ProbeTimeout(InferenceError):
-    """It answers too slowly to be judged."""
+class Unready(InferenceError):
+    """It does not answer, or too slowly to be judged: perhaps it is just starting."""
 
 
-async def probe(server: OutsideServer, model_path: Path | None = None, *, generate: bool = True) -> ProbedServer:
+async def probe(
+    server: OutsideServer, model_path: Path | None = None, *, generate: bool = True, limit_s: float | None = None
+) -> ProbedServer:
     """Find the model, compare its vocabulary with that of the model directory ``model_path`` (None: it is not compared),
-    and ``generate`` a few tokens from ids. InferenceError with the reason if the server will not do, ProbeTimeout after 15 s."""
-    client = OutsideClient(server.server_id, server.url, server.api_key, lost_after_s=_LIMIT_S)
+    and ``generate`` a few tokens from ids. InferenceError with the reason if the server will not do; Unready
+    if it may do later, which ``limit_s`` (by default 15 s) without an answer say."""
+    limit_s = limit_s or _LIMIT_S
+    client = OutsideClient(server.server_id, server.url, server.api_key, lost_after_s=_LIMIT_S, turn_s=limit_s)
     try:
-        async with asyncio.timeout(_LIMIT_S):
+        async with asyncio.timeout(limit_s):
             return await _probe(client, server, model_path, generate=generate)
     except TimeoutError:
-        raise ProbeTimeout(
+        raise Unready(
             f"{client.name} has not listed its models, shown its vocabulary and generated {_ASKED.max_tokens} tokens "
-            f"within {_LIMIT_S:g} s"
+            f"within {limit_s:g} s"
         ) from None
     except InferenceError as error:
+        if isinstance(error, ServerDown) and not isinstance(error, BadAnswer | NotServed):
+            raise Unready(str(error)) from error
         raise InferenceError(f"{error}; {_NEEDED}") from error
     finally:
         await client.close()
@@ -82,8 +89,6 @@ async def _check_answer(client: OutsideClient, served: ServedModel, prompt: list
     """``prompt`` has our highest id in it, which a server with a smaller vocabulary refuses."""
     request = Generate("probe", "probe", prompt, _ASKED)
     completion = await client.generate(request, served.name, 0, vocab_size)
-    if not completion.token_ids:
-        raise InferenceError(f"{client.name} was asked for {_ASKED.max_tokens} tokens and returned none")
     if not any(completion.logprobs):
         raise InferenceError(
             f"{client.name} returned 0.0 as the logprob of each of {len(completion.token_ids)} tokens, drawn at "

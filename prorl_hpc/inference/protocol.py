@@ -16,6 +16,10 @@ class ServerDown(InferenceError):
     """The server's fault and not the request's: another server may answer it."""
 
 
+class NotServed(ServerDown):
+    """It answers that it has no such address, or not for us (404, 401, …): waiting does not help."""
+
+
 class BadAnswer(ServerDown):
     """It answers, but nothing that training may have: ids out of the vocabulary, logprobs that are none, no JSON."""
 

@@ -105,7 +105,7 @@ class RequestServer:
                 completion = await self._engine.generate(
                     request.request_id, request.token_ids, request.sampling, request.priority
                 )
-            check_completion(completion, self._engine.model.vocab_size, self._server_id)
+            check_completion(completion, self._engine.model.vocab_size, self._server_id, request.sampling.max_tokens)
             answer: Any = Generated(request.request_id, completion)
         except InferenceError as error:
             if isinstance(error, BadAnswer):

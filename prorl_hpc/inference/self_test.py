@@ -39,7 +39,7 @@ class SelfTest:
         try:
             asked = f"self-test-{self._server_id}-{next(self._numbers)}"
             completion = await self._engine.generate(asked, _PROMPT, _ASKED, 0)
-            check_completion(completion, self._engine.model.vocab_size, self._server_id)
+            check_completion(completion, self._engine.model.vocab_size, self._server_id, _ASKED.max_tokens)
         except ServerDown as error:
             self.words = str(error)
             return self.words

@@ -5,23 +5,28 @@ from __future__ import annotations
 import math
 
 from prorl_hpc.inference.protocol import BadAnswer
-from prorl_hpc.messages.inference import Completion
+from prorl_hpc.messages.inference import Completion, FinishReason
 
 _LEAST, _MOST = -1000.0, 1e-3
 """A token that was sampled has a probability above float32's smallest number, whose logarithm is -104; vLLM writes -9999
 for what is no number. A little above 0 is rounding."""
 
 
-def check_completion(completion: Completion, vocab_size: int, server: str) -> None:
-    """BadAnswer names the server and the fault. ``vocab_size`` 0: not known, so ids are only not negative."""
+def check_completion(completion: Completion, vocab_size: int, server: str, max_tokens: int) -> None:
+    """BadAnswer names the server and the fault. ``vocab_size`` 0: not known, so ids are only not negative. ``max_tokens``:
+    what was asked for; only an answer that was broken off may have no tokens at all."""
     ids, logprobs = completion.token_ids, completion.logprobs
     if len(ids) != len(logprobs):
         raise BadAnswer(
             f"{server} returned {len(ids)} token ids and {len(logprobs)} logprobs that do not belong to them"
         )
-    if not ids:
-        return
-    if min(ids) < 0 or (vocab_size and max(ids) >= vocab_size):
+    if len(ids) > max_tokens:
+        raise BadAnswer(f"{server} returned {len(ids)} tokens: asked for were at most {max_tokens}")
+    if not ids and completion.finish_reason is not FinishReason.ABORT:
+        raise BadAnswer(
+            f"{server} returned no tokens (finish reason {completion.finish_reason}): expected is at least one"
+        )
+    if ids and (min(ids) < 0 or (vocab_size and max(ids) >= vocab_size)):
         worst = min(ids) if min(ids) < 0 else max(ids)
         allowed = f"0 to {vocab_size - 1}" if vocab_size else "0 or more"
         raise BadAnswer(f"{server} returned token id {worst}, which is not in the model's vocabulary ({allowed})")

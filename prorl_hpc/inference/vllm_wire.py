@@ -6,19 +6,22 @@ OpenAI-compatible ``/v1/completions`` of servers outside the run, which does not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from prorl_hpc.inference.protocol import BadAnswer, ServerDown
+from prorl_hpc.inference.protocol import BadAnswer, NotServed, ServerDown
 from prorl_hpc.inference.vllm_settings import MODEL_NAME
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan
 from prorl_hpc.messages.rollout import SamplingParams
 
 _REQUESTS_FAULT = (400, 413, 422)
-_SHOWN_CHARACTERS = 2000
+_PASSING = (408, 421, 425, 429)
+_MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^<>]*>", re.DOTALL | re.IGNORECASE)
+_SHOWN_CHARACTERS = 300
 _SHOWN_BYTES = 120
 _ID_PREFIX = "token_id:"
 
@@ -104,9 +107,14 @@ _COUNTERS = (
 
 
 def refusal(server: str, route: str, status: int, text: str) -> InferenceError:
-    """What an answer other than 200 means: InferenceError if the request is to blame, else ServerDown."""
-    kind = InferenceError if status in _REQUESTS_FAULT else ServerDown
-    return kind(f"{server} answers {status} to {route}: {text[:_SHOWN_CHARACTERS]}")
+    """What an answer other than 200 means: InferenceError if the request is to blame, else ServerDown. Of its ``text``, one
+    line without a page's markup."""
+    kind: type[InferenceError] = InferenceError
+    if status not in _REQUESTS_FAULT:
+        kind = NotServed if 400 <= status < 500 and status not in _PASSING else ServerDown
+    line = " ".join((_MARKUP.sub(" ", text) if text.lstrip().startswith("<") else text).split())
+    shown = line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…"
+    return kind(f"{server} answers {status} to {route}{': ' if shown else ''}{shown}")
 
 
 def generate_body(

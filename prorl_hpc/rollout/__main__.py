@@ -17,7 +17,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.control import AgentToCoordinator
-from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.errors import ProrlError, RunError
 from prorl_hpc.messages.status import Phase, ProcessState
 from prorl_hpc.observe.process import Process, favour_the_loop, process_arguments, stop_event
 from prorl_hpc.observe.rollout_store import RolloutStore
@@ -83,6 +83,7 @@ async def serve(process: Process) -> None:
                 {policy: Path(model.path) for policy, model in models_of(config).items() if model.path}
             ),
             first_server_s=config.run.start_timeout_s,
+            outside_turn_s=config.engine.outside_turn_s,
         )
         await coordinator.resume()
         api_key = os.environ.get(API_KEY, "")
@@ -145,7 +146,7 @@ def main() -> int:
         asyncio.run(serve(process))
     except* Exception as group:
         for error in _leaves(group):
-            log.error("the coordinator cannot go on: %s", error, exc_info=error)
+            log.error("the coordinator cannot go on: %s", error, exc_info=not isinstance(error, ProrlError) and error)
         if before is not None and group.subgroup(JournalInUse) is not None:
             write_json(state_file, before)  # of the one that serves: all others find it by this file
         else:

@@ -16,7 +16,7 @@ from prorl_hpc.config.schema import RolloutConfig
 from prorl_hpc.core.events import Drain, Pause, Recover, ServerDrains, WorkerDrains
 from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.messages.codec import write_json
-from prorl_hpc.messages.control import AgentToCoordinator
+from prorl_hpc.messages.control import AgentToCoordinator, ServerTrouble
 from prorl_hpc.messages.inference import OutsideServer, WeightUpdate, WeightUpdated
 from prorl_hpc.messages.status import RunStatus, ServerStatus, WorkerStatus
 from prorl_hpc.rollout.dispatch import Clock
@@ -61,6 +61,7 @@ class Coordinator(OrderDesk):
         choice: PolicyChoice | None = None,
         served: ServedModels | None = None,
         first_server_s: float = 600.0,
+        outside_turn_s: float = 120.0,
         clock: Clock = time.monotonic,
     ) -> None:
         choice = choice or PolicyChoice()
@@ -82,7 +83,8 @@ class Coordinator(OrderDesk):
         for policy in self._awaited:  # not the weights that an engine starts with
             self._scheduler.servers.require(policy, 1)
         self._dispatch.served = served = served or ServedModels()
-        self._outside = OutsideServers(keepsakes, self._dispatch.tell, self._scheduler.servers.newest, served.path)
+        newest = self._scheduler.servers.newest
+        self._outside = OutsideServers(keepsakes, self._dispatch.tell, newest, served.path, outside_turn_s)
 
     async def run(
         self, stop: asyncio.Event, reason: str = "the run is over", *, drain: asyncio.Event | None = None
@@ -130,6 +132,8 @@ class Coordinator(OrderDesk):
     def take(self, peer: bytes, message: AgentToCoordinator) -> None:
         """A message from an agent."""
         self._dispatch.take(peer, message)
+        if isinstance(message, ServerTrouble):
+            self._outside.doubt(message.server_id)
 
     # the run
 

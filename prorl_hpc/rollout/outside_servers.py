@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 10.0
 _LOOKS_TO_GENERATE = 6
 _RETRY_S = 1.0
+_MAY_BE_STARTING = "may_be_starting"
+"""In the details of a refusal: whether to ask again makes sense."""
 API_KEY = "PRORL_OUTSIDE_API_KEY"
 """In the environment: the bearer token for the servers of engine.outside and policies.NAME.outside."""
 
@@ -54,23 +56,34 @@ async def join_at_start(
     say: Callable[[str], None],
     limit_s: float = 30.0,
 ) -> None:
-    """Register all of them; one that will not do is asked again for ``limit_s``, for it may just be starting. Raises
-    RunError, with the reasons of all that did not join."""
+    """Register all of them; one that does not answer is asked again for ``limit_s``, for it may just be starting. Raises
+    RunError, with the reasons of all that did not join, as soon as waiting helps no more."""
     deadline = time.monotonic() + limit_s
+    missing: dict[str, str] = {}
 
-    async def join(server: OutsideServer) -> str:
+    async def join(server: OutsideServer) -> None:
         while True:
             try:
                 await add(server)
-                return ""
             except Refusal as refusal:
-                if time.monotonic() > deadline:
-                    return f"{_setting_of(server)}: {refusal}"
+                missing[server.server_id] = f"{_setting_of(server)}: {refusal}"
+                if not refusal.details.get(_MAY_BE_STARTING) or time.monotonic() > deadline:
+                    raise
                 say(f"waiting for {server.url}: {refusal}")
+            else:
+                missing.pop(server.server_id, None)
+                return
             await asyncio.sleep(_RETRY_S)
 
-    if failed := [reason for reason in await asyncio.gather(*map(join, servers)) if reason]:
-        raise RunError("; ".join(failed))
+    joining = [asyncio.create_task(join(server)) for server in servers]
+    try:
+        await asyncio.gather(*joining)
+    except Refusal as refusal:
+        raise RunError("; ".join(missing.values())) from refusal
+    finally:
+        for task in joining:
+            task.cancel()
+        await asyncio.gather(*joining, return_exceptions=True)
 
 
 def _setting_of(server: OutsideServer) -> str:
@@ -84,11 +97,14 @@ class _Outside:
     healthy: bool = True
     detail: str = ""
     looks: int = 0
+    doubted: bool = False
+    """A rollout had trouble with it since it was asked to generate."""
+    looking: bool = False
 
 
 class OutsideServers:
     """``tell`` gives an event to the scheduler; ``newest`` says a policy's newest weight version, ``model_path`` its model
-    directory; ``assigned`` and ``draining`` what the scheduler has of a server."""
+    directory; ``assigned`` and ``draining`` what the scheduler has of a server; ``turn_s`` how long a turn may take."""
 
     def __init__(
         self,
@@ -96,11 +112,13 @@ class OutsideServers:
         tell: Callable[[Event], object],
         newest: Callable[[str], int],
         model_path: Callable[[str], Path | None] = lambda policy: None,
+        turn_s: float = 120.0,
     ) -> None:
         self._keepsakes = keepsakes
         self._tell = tell
         self._newest = newest
         self._model_path = model_path
+        self._turn_s = turn_s
         self._servers: dict[str, _Outside] = {}
 
     def __contains__(self, server_id: str) -> bool:
@@ -115,12 +133,13 @@ class OutsideServers:
                 message = f"LLM server {server.server_id!r} is registered with other settings: remove it first"
                 raise conflict(message, "server_differs")
             return
-        from prorl_hpc.inference.outside_probe import probe  # with aiohttp, which few runs need
+        from prorl_hpc.inference.outside_probe import Unready, probe  # with aiohttp, which few runs need
 
         try:
             probed = await probe(server, self._model_path(server.policy))
         except InferenceError as error:
-            raise Refusal(str(error), code="server_unfit", status=422) from error
+            details = {_MAY_BE_STARTING: isinstance(error, Unready)}
+            raise Refusal(str(error), code="server_unfit", status=422, details=details) from error
         self._join(server, probed.model, probed.vocab_size)
         self._keepsakes.add_outside(server)
         log.info("LLM server %s joined from outside, at %s", server.server_id, server.url)
@@ -136,6 +155,11 @@ class OutsideServers:
         """Those that an earlier process of this job had; whether they live is seen later."""
         for server in self._keepsakes.outside.values():
             self._join(server, server.model)
+
+    def doubt(self, server_id: str) -> None:
+        """A rollout had trouble with it: it has to generate at the next look. Nothing is done for a server not from here."""
+        if (outside := self._servers.get(server_id)) is not None:
+            outside.doubted = True
 
     def follow(self, policy: str) -> None:
         """The policy has newer weights: servers whose version nobody named pass for as new."""
@@ -167,10 +191,14 @@ class OutsideServers:
         ]
 
     async def watch(self) -> None:
-        """Look now and then whether they live, for ever."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            await asyncio.gather(*(self._look(outside) for outside in list(self._servers.values())))
+        """Look now and then whether they live, for ever. One that takes its time keeps nobody from the others."""
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                for outside in self._servers.values():
+                    if not outside.looking:
+                        outside.looking = True
+                        looks.create_task(self._look(outside))
 
     def _join(self, server: OutsideServer, model: str, vocab_size: int = 0) -> None:
         version = self._newest(server.policy) if server.weight_version is None else server.weight_version
@@ -190,29 +218,33 @@ class OutsideServers:
         self._tell(ServerSeen(ref, version, True))
 
     async def _look(self, outside: _Outside) -> None:
-        """Its model and vocabulary; what it generates only when it was not well, and at every ``_LOOKS_TO_GENERATE``-th
-        look, for that takes its time from rollouts."""
-        from prorl_hpc.inference.outside_probe import ProbeTimeout, probe
-
-        server = replace(outside.server, model=outside.ref.model)  # under this name, whatever else it serves now
-        path = self._model_path(server.policy)
-        outside.looks += 1
-        detail = ""
+        outside.looking = True
         try:
-            try:
-                generate = not outside.healthy or outside.looks % _LOOKS_TO_GENERATE == 0
-                probed = await probe(server, path, generate=generate)
-            except ProbeTimeout:
-                if not outside.healthy:
-                    raise
-                probed = await probe(server, path, generate=False)  # it may be busy with our rollouts
-            # one that was restored could not be asked before
-            outside.ref = replace(outside.ref, model=probed.model, vocab_size=probed.vocab_size)
-        except InferenceError as error:
-            detail = str(error)
-        if self._servers.get(server.server_id) is not outside:
+            detail = await self._fault(outside)
+        finally:
+            outside.looking = False
+        if self._servers.get(outside.server.server_id) is not outside:
             return
         if bool(detail) is outside.healthy:
-            log.warning("LLM server %s is %s: %s", server.server_id, "not well" if detail else "well", detail)
+            log.warning("LLM server %s is %s: %s", outside.server.server_id, "not well" if detail else "well", detail)
         outside.healthy, outside.detail = not detail, detail
         self._tell(ServerSeen(outside.ref, outside.ref.weight_version, outside.healthy))
+
+    async def _fault(self, outside: _Outside) -> str:
+        """In its model and vocabulary, and in what it generates: that is asked when it was not well, after trouble, and at
+        every ``_LOOKS_TO_GENERATE``-th look, for it takes its time from rollouts. One that was well may be busy with these,
+        and has as long as a turn. Empty: none."""
+        from prorl_hpc.inference.outside_probe import probe
+
+        server = replace(outside.server, model=outside.ref.model)  # under this name, whatever else it serves now
+        outside.looks += 1
+        generate = outside.doubted or not outside.healthy or outside.looks % _LOOKS_TO_GENERATE == 0
+        outside.doubted = False
+        limit_s = self._turn_s if generate and outside.healthy else None
+        try:
+            probed = await probe(server, self._model_path(server.policy), generate=generate, limit_s=limit_s)
+        except InferenceError as error:
+            return str(error)
+        # one that was restored could not be asked before
+        outside.ref = replace(outside.ref, model=probed.model, vocab_size=probed.vocab_size)
+        return ""

@@ -57,7 +57,14 @@ async def serve(process: Process) -> None:
 async def _work(process: Process, runtime: Runtime, policies: Mapping[str, Policy], stop: asyncio.Event) -> None:
     keys = RunKeys.load(process.run.keys)
     clocks = process.config.rollout
-    llms = LLMClient(process.node, keys, process.name, ping_s=clocks.heartbeat_s, lost_after_s=clocks.lost_after_s)
+    llms = LLMClient(
+        process.node,
+        keys,
+        process.name,
+        ping_s=clocks.heartbeat_s,
+        lost_after_s=clocks.lost_after_s,
+        outside_turn_s=process.config.engine.outside_turn_s,
+    )
     try:
         async with _gateway_runs(process) as outside:
             coordinator = functools.partial(find_coordinator, process)

@@ -7,7 +7,8 @@
 
 Started as vLLM would be (own process group, standard input held by its parent). ``GET /calls`` lists the routes
 that were posted to. ``serve_outside`` serves the OpenAI-compatible routes from within a test; its modes: no-ids,
-no-logprobs, other-logprobs, other-prompt, two-models, silent, broken, key, busy, endless, zeros, small, no-tokenize, no-echo, and those
+no-logprobs, other-logprobs, other-prompt, two-models, silent, broken, key, busy, endless, zeros, small, no-tokenize, no-echo,
+no-tokens, more (than asked for), trickle (spaces without end), page (404 in HTML), and those
 of GARBAGE.
 """
 
@@ -110,6 +111,7 @@ async def anything(request: web.Request) -> web.Response:
 
 
 CONTEXT = 512
+PAGE = f"<!DOCTYPE html>\n<html>\n<style>body {{{'color: red; ' * 50}}}</style>\n<h1>404</h1>\n<p>No such page.</p>\n{'word ' * 500}</html>"
 API_KEY = "open sesame"
 
 
@@ -144,6 +146,8 @@ class OutsideFake:
         await self._runner.cleanup()
 
     async def _refused(self, request: web.Request) -> web.Response | None:
+        if "page" in self._modes:
+            return web.Response(status=404, content_type="text/html", text=PAGE)
         if "silent" in self._modes:
             await asyncio.sleep(3600)
         if "key" in self._modes and request.headers.get("Authorization") != f"Bearer {API_KEY}":
@@ -161,7 +165,7 @@ class OutsideFake:
         assert self._text is not None
         return web.json_response({"tokens": self._text.encode((await request.json())["prompt"])})
 
-    async def _completions(self, request: web.Request) -> web.Response:
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
         if (refused := await self._refused(request)) is not None:
@@ -177,15 +181,25 @@ class OutsideFake:
         try:
             if "busy" in self._modes:
                 await asyncio.sleep(3600)
+            if "trickle" in self._modes:
+                return await self._trickle(request)
             for _ in range(body["max_tokens"]):
                 await asyncio.sleep(0.001)
         finally:
             self.in_flight.discard(body["request_id"])
         return self._answer(body)
 
+    async def _trickle(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.05)
+
     def _answer(self, body: dict[str, Any]) -> web.Response:
         word = f"{body['prompt']} {body.get('seed')}"
-        ids = [zlib.crc32(f"{word} {i}".encode()) % 256 for i in range(body["max_tokens"])]
+        count = 0 if "no-tokens" in self._modes else body["max_tokens"] + ("more" in self._modes)
+        ids = [zlib.crc32(f"{word} {i}".encode()) % 256 for i in range(count)]
         logprobs = [0.0 if "zeros" in self._modes else -0.5] * (len(ids) + ("other-logprobs" in self._modes))
         with_ids = "no-ids" not in self._modes
         choice = {

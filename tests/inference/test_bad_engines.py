@@ -32,31 +32,40 @@ async def test_what_a_vllm_server_should_not_answer_is_refused_by_name(bench: Be
     for i, mode in enumerate(GARBAGE):
         with pytest.raises(BadAnswer, match=r"inference-0 (answers|returned) "):
             completion = await engine.generate(mode, [900 + i], SamplingParams(), 50)
-            check_completion(completion, engine.model.vocab_size, "inference-0")
+            check_completion(completion, engine.model.vocab_size, "inference-0", 16)
     assert (await engine.generate("r", [1], SamplingParams(), 50)).token_ids == [5, 6]
     await engine.stop()
 
 
 class Wrong(ScriptedEngine):
-    """Answers what it should not, for as long as ``wrong``."""
+    """Answers with ``wrong``, as long as it has one."""
 
-    wrong = True
+    wrong: Completion | None = None
 
     async def generate(self, *args: object) -> Completion:
-        logprob = 0.5 if self.wrong else -0.5
-        return Completion([1], [logprob], FinishReason.STOP, [VersionSpan(0, 0, 1)])
+        return self.wrong or Completion([1], [-0.5], FinishReason.STOP, [VersionSpan(0, 0, 1)])
 
 
-async def test_a_server_that_goes_on_with_garbage_stays_unwell(socket_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (Completion([1], [0.5], FinishReason.STOP, [VersionSpan(0, 0, 1)]), "returned 0.5 as the logprob"),
+        (Completion([1] * 50, [-0.5] * 50, FinishReason.STOP, [VersionSpan(0, 0, 50)]), "returned 50 tokens"),
+        (Completion([], [], FinishReason.STOP, []), "returned no tokens"),
+        (Completion([1], [-0.5], FinishReason.STOP, []), "must have one version"),
+    ],
+)
+async def test_a_server_that_goes_on_with_garbage_stays_unwell(socket_dir: Path, wrong: Completion, words: str) -> None:
     engine = Wrong()
+    engine.wrong = wrong
     async with open_site(socket_dir, engine) as site:
         worker = site.worker()
-        with pytest.raises(ServerDown, match=r"inference-0 returned 0.5 as the logprob"):
-            await worker.for_rollout(site.ref, "r").generate([1], SamplingParams())
+        with pytest.raises(ServerDown, match=f"^inference-0 .*{words}"):
+            await worker.for_rollout(site.ref, "r").generate([1], SamplingParams(max_tokens=16))
         for _ in range(3):
             load = await site.coordinator.next(ServerLoad, lambda load: not load.healthy)
-            assert "0.5 as the logprob" in load.detail
-        engine.wrong = False
+            assert words in load.detail
+        engine.wrong = None
         await site.coordinator.next(ServerLoad, lambda load: load.healthy)
         await worker.close()
 

@@ -12,7 +12,7 @@ from fake_vllm import API_KEY, CONTEXT, serve_outside
 
 from prorl_hpc.inference import outside_probe
 from prorl_hpc.inference.model_text import ModelText
-from prorl_hpc.inference.outside_probe import ProbedServer, probe
+from prorl_hpc.inference.outside_probe import ProbedServer, Unready, probe
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import OutsideServer
 from prorl_hpc.tasks.testing import write_chat_model
@@ -60,7 +60,9 @@ async def test_one_of_several_models_is_named(socket_dir: Path) -> None:
         ("other-logprobs", "4 token ids and 5 logprobs"),
         ("other-prompt", "another prompt"),
         ("key", "answers 401"),
-        ("broken", "answers 500"),
+        ("page", r"answers 404 to /models: 404 No such page\. word word [^\n]{200,270}wo…; needed"),
+        ("no-tokens", "returned no tokens"),
+        ("more", "returned 5 tokens: asked for were at most 4"),
         ("zeros", "0.0 as the logprob of each of 4 tokens"),
         ("positive", "0.25 as the logprob"),
         ("nan", "without what training needs"),
@@ -73,13 +75,30 @@ async def test_a_server_that_will_not_do_is_refused_with_the_reason(socket_dir: 
         with pytest.raises(InferenceError, match=words) as refused:
             await probe(OutsideServer("outside", fake.url, api_key="wrong"))
         assert "LLM server outside at unix:" in str(refused.value) and "needed is vLLM" in str(refused.value)
-        assert "wrong" not in str(refused.value)
+        assert "wrong" not in str(refused.value) and not isinstance(refused.value, Unready)
+
+
+async def test_a_server_that_may_be_starting(socket_dir: Path) -> None:
+    async with serve_outside(socket_dir / "o.sock", "broken") as fake:
+        with pytest.raises(Unready, match=r"outside at unix:.* answers 500"):
+            await probe(OutsideServer("outside", fake.url))
+    with pytest.raises(Unready, match=r"^LLM server outside at unix:.* does not answer /models: connection refused$"):
+        await probe(OutsideServer("outside", fake.url))
+    async with serve_outside(None) as fake:
+        pass
+    with pytest.raises(
+        Unready, match=rf"^LLM server outside at {fake.url} does not answer /models: connection refused$"
+    ):
+        await probe(OutsideServer("outside", fake.url))
+    with pytest.raises(Unready, match=r"does not answer /models: [^\[]*$") as refused:
+        await probe(OutsideServer("outside", "http://nowhere.invalid:8000/v1"))
+    assert "ssl" not in str(refused.value)
 
 
 async def test_a_silent_server_is_not_waited_for(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside_probe, "_LIMIT_S", 0.2)
     async with serve_outside(socket_dir / "o.sock", "silent") as fake:
-        with pytest.raises(InferenceError, match=r"within 0.2 s"):
+        with pytest.raises(Unready, match=r"within 0.2 s"):
             await probe(OutsideServer("outside", fake.url))
 
 

@@ -60,6 +60,31 @@ async def test_one_that_comes_back_with_another_model_or_garbage_gets_no_rollout
     assert await look() == (True, "")
 
 
+async def test_one_that_generates_no_more_is_not_well_until_it_does(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    servers = OutsideServers(Keepsakes(), told.append, lambda policy: 0, turn_s=0.3)  # type: ignore[arg-type]
+    path = socket_dir / "o.sock"
+    async with serve_outside(path) as fake:
+        await servers.add(OutsideServer("outside", fake.url))
+    outside = servers._servers["outside"]
+    async with serve_outside(path, "busy"):
+        await servers._look(outside)  # it lists its models, and is not asked for more
+        assert outside.healthy
+        servers.doubt("outside")
+        servers.doubt("inference-0")  # of the run's own
+        await servers._look(outside)
+        assert not outside.healthy and "within 0.3 s" in outside.detail  # what it has for a turn
+        monkeypatch.setattr("prorl_hpc.inference.outside_probe._LIMIT_S", 0.2)
+        await servers._look(outside)
+        assert not told[-1].healthy and "within 0.2 s" in outside.detail
+    monkeypatch.undo()
+    async with serve_outside(path):
+        await servers._look(outside)
+    assert told[-1].healthy and outside.detail == ""
+
+
 @pytest.mark.parametrize("model_name", ["other"])
 async def test_one_that_serves_another_model_now_is_not_well(socket_dir: Path, model_name: str) -> None:
     told: list[Any] = []

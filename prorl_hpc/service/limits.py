@@ -151,13 +151,15 @@ def check_weights(update: WeightUpdate) -> None:
 
 
 def check_server(server: OutsideServer, field: str = "$") -> None:
+    if "#" in server.url:  # as engine.outside has it
+        raise invalid("url has a '#': expected without, and the name of the model in the field model", f"{field}.url")
     _check(server, field)
     try:
         url = urlsplit(server.url)
         good = url.scheme == "unix" or bool(url.hostname and (url.port is None or url.port > 0))
     except ValueError:
         good = False  # brackets or a port that are none
-    if not good or "?" in server.url or "#" in server.url:
+    if not good or "?" in server.url:
         raise invalid(f"url is {server.url!r}: expected http(s)://host:port/v1 or unix:/path", f"{field}.url")
 
 

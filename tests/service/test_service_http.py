@@ -256,6 +256,13 @@ async def test_bad_outside_servers(session: aiohttp.ClientSession, change: dict[
     assert "two" not in str(answer) and "sesame" not in str(answer)
 
 
+async def test_a_model_behind_the_url_is_pointed_to_its_field(session: aiohttp.ClientSession) -> None:
+    for url in ("http://h:8000#smollm", "http://h:8000/v1#smollm", "unix:/run/llm.sock#smollm"):
+        status, answer = await ask(session, "POST", "/v1/servers", json={"server_id": "o", "url": url})
+        assert (status, answer["error"]["details"]["field"]) == (400, "$.url")
+        assert "the field model" in answer["error"]["message"]
+
+
 async def test_api_keys_never_come_back(session: aiohttp.ClientSession) -> None:
     body = {"server_id": "o", "url": "http://h:8000/v1", "api_key": "sesame"}
     answers = [await ask(session, "POST", "/v1/servers", json=body) for _ in range(2)]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import hydra
@@ -54,6 +54,18 @@ class Composed:
 
     config: ProrlConfig
     overrides: list[str]
+    own_files: dict[str, Path] = field(default_factory=dict)
+    """Group → the file of the user's that was chosen of it."""
+
+    def with_file(self, error: str) -> str:
+        """``error`` with the file's name, if it begins with a setting that such a file sets, and no override does."""
+        setting = error.partition(":")[0].partition("=")[0].partition(" ")[0]
+        path = self.own_files.get(setting.partition(".")[0])
+        if path is None or setting in map(override_name, self.overrides):
+            return error
+        loaded = OmegaConf.load(path)
+        inside = [setting.partition(".")[2], setting]  # of its group's package, or of the global one
+        return f"{path}: {error}" if any(OmegaConf.select(loaded, name) is not None for name in inside) else error
 
 
 def compose_all(arguments: list[str], own_flags: tuple[str, ...] = ()) -> list[Composed]:
@@ -83,11 +95,12 @@ def compose_all(arguments: list[str], own_flags: tuple[str, ...] = ()) -> list[C
 
 
 def _compose(arguments: list[str]) -> list[Composed]:
-    found: list[tuple[DictConfig, list[str]]] = []
+    found: list[Composed] = []
 
     def keep(composed: DictConfig) -> None:
         overrides = HydraConfig.get().overrides.task
-        found.append((composed, [word.removeprefix("++") if takes_any_name(word) else word for word in overrides]))
+        words = [word.removeprefix("++") if takes_any_name(word) else word for word in overrides]
+        found.append(Composed(_typed(composed), words, _own_files(_config_dir(arguments))))
 
     as_given = {_for_hydra(word): word for word in arguments}
     register()
@@ -98,7 +111,18 @@ def _compose(arguments: list[str]) -> list[Composed]:
     except OverrideParseException as error:
         error.override = as_given.get(error.override, error.override)
         raise
-    return [Composed(_typed(composed), overrides) for composed, overrides in found]
+    return found
+
+
+def _own_files(own_dir: Path | None) -> dict[str, Path]:
+    choices = {str(group): str(choice) for group, choice in HydraConfig.get().runtime.choices.items()}
+    roots = [*([own_dir] if own_dir else []), *user_conf_dirs()]
+    files = {group: [root / group / f"{choice}.yaml" for root in roots] for group, choice in choices.items()}
+    return {
+        group: next(path for path in paths if path.is_file())
+        for group, paths in files.items()
+        if any(path.is_file() for path in paths) and not (conf_dir() / group / paths[0].name).is_file()
+    }
 
 
 @contextmanager

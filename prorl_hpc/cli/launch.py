@@ -16,7 +16,7 @@ from typing import Protocol
 
 from prorl_hpc.cli.composition import Composed, compose_all, show_help
 from prorl_hpc.config.model_directory import prepared_model
-from prorl_hpc.config.policies import models_of
+from prorl_hpc.config.policies import model_setting, models_of
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.validation import validate
@@ -97,13 +97,14 @@ def launch(entry: Composed, *, detach: bool, attempt: Attempt | None = None) -> 
 def _prepare_models(config: ProrlConfig) -> list[str]:
     """Make the models that have no path yet, those of all policies; what is wrong with what was made."""
     errors: list[str] = []
-    for model in models_of(config).values():
+    for policy, model in models_of(config).items():
         if not model.path:
             from prorl_hpc.cli.model import prepare_in_child
-            from prorl_hpc.cli.preflight_model import check_model
+            from prorl_hpc.cli.preflight_model import check_model, named_for
 
             model.path = str(prepare_in_child(model.prepare))
-            errors += check_model(Path(model.path), model.thinking, model.tool_format)
+            wrong = check_model(Path(model.path), model.thinking, model.tool_format)
+            errors += [named_for(model_setting(policy), error) for error in wrong]
     return list(dict.fromkeys(errors))
 
 
@@ -153,6 +154,9 @@ def with_absolute_paths(config: ProrlConfig) -> ProrlConfig:
         heldout=dataclasses.replace(config.task.heldout, path=absolute(config.task.heldout.path)),
     )
     image = config.sandbox.image
+    script = config.engine.script
+    if replay := script.get("replay"):
+        script = {**script, "replay": absolute(replay)}
     cluster = config.cluster
     containers = {
         name: dataclasses.replace(part, container=absolute(part.container))
@@ -168,6 +172,7 @@ def with_absolute_paths(config: ProrlConfig) -> ProrlConfig:
             name: dataclasses.replace(policy, model=dataclasses.replace(policy.model, path=absolute(policy.model.path)))
             for name, policy in config.policies.items()
         },
+        engine=dataclasses.replace(config.engine, script=script),
         sandbox=dataclasses.replace(config.sandbox, image=absolute(image) if Path(image).exists() else image),
         task=task,
         cluster=dataclasses.replace(cluster, container=own, **containers),
@@ -180,7 +185,9 @@ def _all_errors(composed: list[Composed], *, starting: bool) -> list[str]:
 
     owners: dict[str, list[Composed]] = {}
     for entry in composed:
-        for error in dict.fromkeys([*validate(entry.config), *preflight(entry.config, starting=starting)]):
+        for error in dict.fromkeys(
+            [*map(entry.with_file, validate(entry.config)), *preflight(entry.config, starting=starting)]
+        ):
             owners.setdefault(error, []).append(entry)
     for warning in dict.fromkeys(
         warning for entry in composed for warning in warnings(entry.config, starting=starting)

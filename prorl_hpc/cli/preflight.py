@@ -17,13 +17,15 @@ from prorl_hpc.cli.preflight_model import model_problems
 from prorl_hpc.cli.preflight_slurm import slurm_problems, slurm_warnings
 from prorl_hpc.config.cluster_validation import wasted
 from prorl_hpc.config.policies import models_of
+from prorl_hpc.config.policy_validation import FUNCTION
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError, filled_in
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.size_validation import size_errors
 from prorl_hpc.config.text_validation import text_errors
+from prorl_hpc.config.tool_validation import unused_tools
 from prorl_hpc.inference.factory import KINDS, resolve_engine
 from prorl_hpc.messages.errors import ConfigError
-from prorl_hpc.trainer.model_recipes import is_prepared
+from prorl_hpc.trainer.model_recipes import RECIPES, is_prepared
 
 _TRAINER_PACKAGES = ("torch", "deepspeed", "transformers", "safetensors", "tensorboard")
 _GIB = 2**30
@@ -39,8 +41,9 @@ def preflight(config: ProrlConfig, *, starting: bool = True) -> list[str]:
         _run_root,
         _runtime_root,
         _disk,
-        _memory,
+        *([_memory] if starting else []),
         model_problems,
+        _replay,
         _rewards,
         _packages,
         data_problems,
@@ -53,7 +56,9 @@ def warnings(config: ProrlConfig, *, starting: bool = True) -> list[str]:
     """What is allowed and hardly meant."""
     if any(size_errors(config)) or any(text_errors(config)):
         return []
-    return [*wasted(config), *data_warnings(config), *slurm_warnings(config, starting=starting)]
+    lacking = [] if starting else _memory(config)
+    found = [*lacking, *wasted(config), *unused_tools(config), *data_warnings(config)]
+    return [*found, *slurm_warnings(config, starting=starting)]
 
 
 def _run_root(config: ProrlConfig) -> Iterator[str]:
@@ -104,10 +109,18 @@ def _disk(config: ProrlConfig) -> Iterator[str]:
 def _memory(config: ProrlConfig) -> Iterator[str]:
     free = psutil.virtual_memory().available / _GIB
     if config.cluster.kind == "local" and free < config.run.min_free_memory_gib:
+        smaller = "" if config.model.prepare == "tiny" else "take a smaller model (model=tiny), "
         yield (
             f"this machine has {free:.1f} GiB of memory available, this run needs run.min_free_memory_gib="
-            f"{config.run.min_free_memory_gib:g}: end other programs, or take a smaller model (model=tiny)"
+            f"{config.run.min_free_memory_gib:g}: end other programs, {smaller}or set run.min_free_memory_gib lower if "
+            "you know that less is enough"
         )
+
+
+def _replay(config: ProrlConfig) -> Iterator[str]:
+    replay = config.engine.script.get("replay")
+    if isinstance(replay, str) and replay and not Path(replay).expanduser().is_file():
+        yield f"engine.script.replay={replay}: there is no such file; it is JSONL of prompts and replies"
 
 
 def _packages(config: ProrlConfig) -> Iterator[str]:
@@ -118,7 +131,8 @@ def _packages(config: ProrlConfig) -> Iterator[str]:
         for name in ("rollout", "inference", "trainer")
     }
     models = models_of(config).values()
-    if any(not model.path and model.prepare and not is_prepared(model.prepare) for model in models):
+    recipes = {model.prepare for model in models if not model.path and model.prepare in RECIPES}
+    if not all(map(is_prepared, recipes)):
         yield from _missing("making the model", ("torch", "transformers"), "train")
     if cluster.inference.nodes and not in_image["inference"] and config.engine.kind in KINDS:
         try:
@@ -136,7 +150,7 @@ def _rewards(config: ProrlConfig) -> Iterator[str]:
     from prorl_hpc.worker.rewards import PolicyReward
 
     for name, policy in config.policies.items():
-        if policy.reward:
+        if FUNCTION.fullmatch(policy.reward):  # else the validation tells
             try:
                 PolicyReward(name, policy.reward)
             except ConfigError as error:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from prorl_hpc.agents.chat_format import ChatFormat
+from prorl_hpc.agents.chat_thinking import CHOICES as THINKING
 from prorl_hpc.config.model_directory import check_model_dir, prepared_model
 from prorl_hpc.config.policies import model_setting, models_of
 from prorl_hpc.config.schema import ModelConfig, ProrlConfig
+from prorl_hpc.config.tool_validation import TOOL_FORMAT_NAMES
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.trainer.model_recipes import RECIPES, is_prepared
 
+_SETTING = re.compile(r"(?<![\w./])model\.(path|prepare|thinking|tool_format)\b")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 
@@ -27,14 +31,32 @@ def model_problems(config: ProrlConfig) -> Iterator[str]:
 def _problems_of(config: ProrlConfig, setting: str, model: ModelConfig) -> Iterator[str]:
     if model.path:
         path = Path(model.path).expanduser().absolute()
-        wrong = check_model(path, model.thinking, model.tool_format)
-        yield from (error if setting == "model" else f"{setting}: {error}" for error in wrong)
-        if not wrong:
-            yield from _fits(config, setting, model, path)
-    elif model.prepare and model.prepare not in RECIPES:
+    elif not model.prepare:
+        return
+    elif model.prepare not in RECIPES:
         yield f"{setting}.prepare={model.prepare} is no recipe; recipes: {', '.join(sorted(RECIPES))}"
-    elif model.prepare and is_prepared(model.prepare):
-        yield from _fits(config, setting, model, prepared_model(model.prepare))
+        return
+    elif is_prepared(model.prepare):
+        path = prepared_model(model.prepare)
+    else:
+        return
+    wrong = check_model(path, _allowed(model.thinking, THINKING), _allowed(model.tool_format, TOOL_FORMAT_NAMES))
+    yield from (named_for(setting, error) for error in wrong)
+    if not wrong:
+        yield from _fits(config, setting, model, path)
+
+
+def _allowed(value: str, allowed: tuple[str, ...]) -> str:
+    """Of a word that does not exist, the validation tells."""
+    return value if value in allowed else "auto"
+
+
+def named_for(setting: str, error: str) -> str:
+    """An error of one model, with the name of the settings that are its own: ``model``, ``policies.NAME.model``."""
+    if setting == "model":
+        return error
+    named = _SETTING.sub(rf"{setting}.\1", error)
+    return named if named.startswith(setting) else f"{setting}: {named}"
 
 
 def check_model(path: Path, thinking: str = "auto", tool_format: str = "auto") -> list[str]:

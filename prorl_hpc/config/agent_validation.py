@@ -19,6 +19,15 @@ _BRACED = re.compile(r"(?<![${])\{([a-z_]+)\}(?!\})")
 def agent_errors(config: ProrlConfig) -> Iterator[str]:
     """Each as one sentence."""
     agent = config.agent
+    if agent.max_tokens < 0:
+        yield (
+            f"agent.max_tokens={agent.max_tokens}: must be a number of tokens, or 0 for 16 times model.max_context_tokens"
+        )
+    if agent.max_calls < 1:
+        yield f"agent.max_calls={agent.max_calls}: must be at least 1"
+    kind, _, name = agent.answer.partition(":")
+    if agent.answer not in ("last_message", "stdout") and (kind != "file" or not _in_workspace(name)):
+        yield f"agent.answer={agent.answer}: must be {ANSWERS}"
     if agent.kind not in KINDS:
         yield f"agent.kind={agent.kind}: must be one of {', '.join(KINDS)}"
     elif agent.kind == "native":
@@ -37,13 +46,20 @@ def agent_errors(config: ProrlConfig) -> Iterator[str]:
 def _native(agent: AgentConfig) -> Iterator[str]:
     given = [name for name in ("image", "command", "env", "files", "binds") if getattr(agent, name)]
     if given:
-        names = " and ".join(f"agent.{name}" for name in given)
-        yield f"{names} have no effect with agent.kind=native: choose an agent (agent=mini_swe_agent), or agent.kind=outside"
+        names, have = " and ".join(f"agent.{name}" for name in given), "have" if len(given) > 1 else "has"
+        yield (
+            f"{names} {have} no effect with agent.kind=native: set agent.kind=outside (in a file of yours, add the line "
+            "kind: outside), or choose an agent (agent=mini_swe_agent)"
+        )
 
 
 def _command(agent: AgentConfig) -> Iterator[str]:
     if not agent.command or not agent.command[0].strip():
-        yield f"agent.command={agent.command}: must be the program of agent {agent.name} and its arguments, as a list"
+        whose = "that agent.kind=outside starts" if agent.name == "native" else f"of agent {agent.name}"
+        yield (
+            f"agent.command={agent.command}: must be the program {whose} and its arguments, such as "
+            "[python3, agent.py, '{instruction}']; or choose an agent that has one (agent=mini_swe_agent)"
+        )
     for name in agent.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             yield f"agent.env: {name!r} must be the name of an environment variable: letters, digits and _"
@@ -56,17 +72,12 @@ def _command(agent: AgentConfig) -> Iterator[str]:
             if name not in PLACEHOLDERS:
                 known = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
                 yield f"{where} has {{{name}}}, which nothing is filled in for: there are {known}; {{{{{name}}}}} is left alone"
-    if agent.max_calls < 1:
-        yield f"agent.max_calls={agent.max_calls}: must be at least 1"
 
 
 def _files(agent: AgentConfig) -> Iterator[str]:
     for name in agent.files:
         if not _in_workspace(name):
             yield f"agent.files: {name!r} must be the name of a file in the workspace, without a leading / and without .."
-    kind, _, name = agent.answer.partition(":")
-    if agent.answer not in ("last_message", "stdout") and (kind != "file" or not _in_workspace(name)):
-        yield f"agent.answer={agent.answer}: must be {ANSWERS}"
 
 
 def _binds(agent: AgentConfig) -> Iterator[str]:

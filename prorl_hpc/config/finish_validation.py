@@ -13,7 +13,9 @@ OVERLONG = ("turn_tokens", "rollout_tokens", "context", "turns", "repetition", "
 
 def finish_errors(config: ProrlConfig) -> Iterator[str]:
     given = config.trainer.overlong_finishes
-    for name in given:
+    for name in dict.fromkeys(given):
+        if given.count(name) > 1:
+            yield f"trainer.overlong_finishes has {name} {given.count(name)} times: once is enough"
         if name not in OVERLONG:
             near = difflib.get_close_matches(name, OVERLONG, n=1)
             suggestion = f"; did you mean {near[0]}?" if near else ""

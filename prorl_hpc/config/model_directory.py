@@ -28,8 +28,8 @@ def check_model_dir(path: Path | str) -> None:
     directory = Path(path)
     if not str(path) or not directory.is_dir():
         raise ValueError(
-            f"model.path={path or '(empty)'} is not a directory: give a Hugging Face model directory (model=path model.path=…), "
-            "or choose a model that is prepared here (model=smollm2)"
+            f"model.path={path or '(empty)'} is not a directory: give a Hugging Face model directory, or choose a model that "
+            "is prepared here (model.prepare, `prorl-hpc model list`)"
         )
     if not (directory / "config.json").is_file():
         raise ValueError(f"{directory} has no config.json: it is not a Hugging Face model directory")

@@ -14,7 +14,8 @@ MOST_POLICIES = 32
 """Each is a label value of several metrics."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?|unix:/\S+")
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
+"""module:function"""
 
 
 def policy_errors(config: ProrlConfig) -> Iterator[str]:
@@ -25,7 +26,7 @@ def policy_errors(config: ProrlConfig) -> Iterator[str]:
         yield from _name(name)
         yield from _model(config, name)
         yield from _servers(config, name, policy)
-        if policy.reward and not _FUNCTION.fullmatch(policy.reward):
+        if policy.reward and not FUNCTION.fullmatch(policy.reward):
             yield (
                 f"policies.{name}.reward={policy.reward}: must be module:function, like "
                 "my_package.rewards:shorter_is_better, or empty for the task's own reward"

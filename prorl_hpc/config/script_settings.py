@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -50,7 +51,9 @@ def _errors(script: Mapping[str, Any]) -> Iterator[str]:
     for name, value in script.items():
         told = f"engine.script.{name}={value}"
         if name not in known:
-            yield f"{told}: there is no such setting; known are {', '.join(known)}"
+            near = difflib.get_close_matches(name, known, n=1)
+            suggestion = f" (did you mean {near[0]}?)" if near else ""
+            yield f"{told}: there is no such setting{suggestion}; known are {', '.join(known)}"
         elif isinstance(known[name], str):
             if not isinstance(value, str):
                 yield f"{told}: must be the path of a JSONL file"

@@ -23,6 +23,9 @@ TOOL_FORMAT_NAMES = (
 )
 """agents.tool_formats.TOOL_FORMATS."""
 NO_TOOLS = "none"
+_OWN_TOOLS = ("file_trail", "file_quest", "reasoning_gym", "text_env", "verifiers")
+_TOOLS_OF_SOLVE = ["bash"]
+"""What task=solve sets, whoever the agent is."""
 
 
 def tool_errors(config: ProrlConfig) -> Iterator[str]:
@@ -36,6 +39,15 @@ def tool_errors(config: ProrlConfig) -> Iterator[str]:
         yield f"task.max_rollout_tokens={task.max_rollout_tokens}: must be 0 (no limit of its own) or more"
     if not all(task.stop):
         yield "task.stop has an empty text, which every turn contains: leave it out"
+
+
+def unused_tools(config: ProrlConfig) -> Iterator[str]:
+    """A warning where ``task.tools`` is given to those who have tools of their own."""
+    tools, name = config.task.tools, config.task.name
+    if tools and name in _OWN_TOOLS:
+        yield f"task.tools={tools} has no effect with task.name={name}, whose tools are its own: it is for task=solve"
+    elif tools not in ([], _TOOLS_OF_SOLVE) and config.agent.kind == "outside":
+        yield f"task.tools={tools} has no effect with agent.kind=outside: agent {config.agent.name} brings its own tools"
 
 
 def _formats(config: ProrlConfig) -> Iterator[str]:

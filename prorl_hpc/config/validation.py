@@ -68,6 +68,7 @@ _RULES: list[tuple[Check, str]] = [
     ((lambda v: v in (0, 1, 2, 3), "0, 1, 2 or 3"), "trainer.zero_stage"),
     ((lambda v: v == 0 or 1024 <= v < 65536, "0, or 1024 to 65535"), "rollout.http_port"),
     ((lambda v: 0 < v <= 65535, "greater than 0 and at most 65535"), "cluster.signal_lead_s"),
+    (_one_of("auto", "on", "off"), "model.thinking"),
     (_one_of("local", "slurm"), "cluster.kind"),
     (_one_of("gpus-per-node", "gres"), "cluster.gpu_option"),
     (_one_of("auto", "vllm", "transformers", "scripted"), "engine.kind"),
@@ -125,7 +126,8 @@ def _ranges(config: ProrlConfig) -> Iterator[str]:
             value = setting(config, name)
             finite = not isinstance(value, float) or math.isfinite(value)
             if not finite or not allowed(value):
-                yield f"{name}={value}: must be {text}"
+                quoted = " (in a file within quotes: YAML takes on and off for true and false)"
+                yield f"{name}={value}: must be {text}{quoted if name.endswith('.thinking') else ''}"
 
 
 def _places(config: ProrlConfig, name: str) -> list[str]:

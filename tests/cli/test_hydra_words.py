@@ -184,3 +184,18 @@ def test_a_refused_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {*tmp_path.rglob("*")} == before
     if earlier:
         assert (tmp_path / "new" / "runs" / "latest").is_dir()
+
+
+def test_what_is_wrong_in_a_file_of_the_users_is_told_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("prorl_hpc.cli.preflight.preflight", lambda config, *, starting: [])
+    file = tmp_path / "agent" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text("kind: remote\nname: mine\ncommand: [a]\n")
+    words = [f"--config-dir={tmp_path}", "model=tiny", "agent=mine", "trainer.steps=0"]
+    assert launch.main([*words, "--dry-run"]) == 2
+    told = capsys.readouterr().err
+    assert f"  - {file}: agent.kind=remote: must be one of" in told and "  - trainer.steps=0: must be" in told
+    assert launch.main([*words, "agent.kind=other", "--dry-run"]) == 2
+    assert "  - agent.kind=other: must be" in capsys.readouterr().err, "it is the command line's fault"

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from prorl_hpc.cli import preflight_model
+from prorl_hpc.cli import preflight, preflight_model
 from prorl_hpc.cli.composition import Composed
-from prorl_hpc.cli.launch import launch
+from prorl_hpc.cli.launch import launch, with_absolute_paths
 from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.schema import ModelConfig, PolicyConfig, ProrlConfig
+from prorl_hpc.tasks.testing import write_chat_model
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,57 @@ def test_what_the_model_was_made_for(
     config.engine.tensor_parallel = parallel
     errors = list(preflight_model.model_problems(config))
     assert len(errors) == bool(told) and all(told in error for error in errors), errors
+
+
+def test_a_model_that_is_wrong_is_told_by_its_own_setting() -> None:
+    config = ProrlConfig()
+    config.model.prepare = "tiny"
+    config.policies = {
+        "a": PolicyConfig(model=ModelConfig(path="/nope")),
+        "b": PolicyConfig(model=ModelConfig(prepare="tinny")),
+        "c": PolicyConfig(model=ModelConfig(path="/m"), reward="json"),
+    }
+    errors = [error for error in preflight.preflight(config) if "policies." in error]
+    assert [error.split(" is no")[0] for error in errors] == [
+        "policies.a.model.path=/nope",
+        "policies.b.model.prepare=tinny",
+        "policies.c.model.path=/m",
+    ], "what the validation tells of rewards is not told again"
+
+
+def test_a_prepared_model_is_asked_whether_it_can_think(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_model, "is_prepared", lambda _: True)
+    monkeypatch.setattr(preflight_model, "prepared_model", lambda _: write_chat_model(tmp_path / "model"))
+    config = ProrlConfig()
+    config.model.prepare = "tiny"
+    monkeypatch.setattr(preflight_model, "check_model_dir", lambda _: None)
+    assert list(preflight_model.model_problems(config)) == []
+    config.model.thinking = "on"
+    config.policies["b"] = PolicyConfig(model=ModelConfig(prepare="tiny", thinking="on"))
+    told = [error.split(",")[0] for error in preflight_model.model_problems(config)]
+    assert told == ["model.thinking=on", "policies.b.model.thinking=on"]
+
+
+def test_a_replay_must_be_there_and_is_found_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ProrlConfig()
+    monkeypatch.chdir(tmp_path)
+    config.engine.kind, config.engine.script = "scripted", {"replay": "said.jsonl"}
+    told = "engine.script.replay=said.jsonl: there is no such file"
+    assert any(told in error for error in preflight.preflight(config))
+    (tmp_path / "said.jsonl").write_text("")
+    assert not any("replay" in error for error in preflight.preflight(config))
+    assert with_absolute_paths(config).engine.script == {"replay": str(tmp_path / "said.jsonl")}
+
+
+def test_a_dry_run_only_warns_of_too_little_memory() -> None:
+    config = ProrlConfig()
+    config.run.min_free_memory_gib, config.model.prepare = 1e6, "tiny"
+    (told,) = [error for error in preflight.preflight(config) if "GiB of memory available" in error]
+    assert "model=tiny" not in told, "it is tiny already"
+    assert told in preflight.warnings(config, starting=False)
+    assert told not in preflight.preflight(config, starting=False) + preflight.warnings(config)
+    config.model.prepare = "smollm2-135m"
+    assert any("model=tiny" in warning for warning in preflight.warnings(config, starting=False))
 
 
 def test_a_run_directory_says_what_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,12 @@ def test_the_configurations_that_come_with_it_are_valid(overrides: list[str]) ->
         ({"trainer__learning_rate": float("nan")}, "trainer.learning_rate=nan"),
         ({"trainer__zero_stage": 4}, "must be 0, 1, 2 or 3"),
         ({"engine__kind": "gpt"}, "one of auto, vllm, transformers, scripted"),
+        ({"model__thinking": "maybe"}, "model.thinking=maybe: must be one of auto, on, off"),
+        ({"agent__max_calls": 0}, "agent.max_calls=0: must be at least 1"),
+        ({"agent__answer": "file:"}, "agent.answer=file:: must be last_message, stdout, or file:NAME"),
+        ({"agent__env": {"A": "1"}}, "agent.env has no effect with agent.kind=native: set agent.kind=outside"),
+        ({"agent__kind": "outside"}, "must be the program that agent.kind=outside starts"),
+        ({"engine__kind": "scripted", "engine__script": {"repy_min": 1}}, "did you mean reply_min_tokens?"),
         ({"run__name": "../up"}, "run.name="),
         ({"model__prepare": ""}, "model.path is empty"),
         ({"trainer__group_size": 1}, "relative to a group"),
@@ -71,3 +77,11 @@ def test_one_mistake_is_one_sentence(values: dict[str, Any], words: str) -> None
 
 def test_all_mistakes_are_told_together() -> None:
     assert len(validate(changed(trainer__steps=0, engine__threads=0, cluster__qos="x"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gib"),
+    [([], 8), (["model=tiny"], 3), (["experiment=quick"], 3), (["experiment=quick", "model=smollm2"], 8)],
+)
+def test_the_memory_that_is_asked_for_goes_with_the_model(overrides: list[str], gib: float) -> None:
+    assert compose(overrides).run.min_free_memory_gib == gib

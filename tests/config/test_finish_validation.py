@@ -29,3 +29,9 @@ def test_filtering_nothing_is_switched_off_instead() -> None:
     (error,) = finish_complaints([])
     assert "trainer.overlong_filtering=false" in error
     assert finish_complaints([], filtering=False) == []
+
+
+def test_a_finish_is_named_once() -> None:
+    assert finish_complaints(["context", "context"]) == [
+        "trainer.overlong_finishes has context 2 times: once is enough"
+    ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prorl_hpc.config.schema import ModelConfig, PolicyConfig, ProrlConfig, TaskConfig
-from prorl_hpc.config.tool_validation import tool_errors
+from prorl_hpc.config.schema import AgentConfig, ModelConfig, PolicyConfig, ProrlConfig, TaskConfig
+from prorl_hpc.config.tool_validation import tool_errors, unused_tools
 
 SEARCH = "https://search.example.org/?q={query}"
 
@@ -56,3 +56,15 @@ def test_formats_are_checked_for_every_policy() -> None:
     assert error.startswith("policies.b.model.tool_format=xml: must be one of")
     [error] = errors("bash_block", tools=["bash", "edit"])
     assert error == "model.tool_format=bash_block can call bash alone, but task.tools has edit too"
+
+
+def test_tools_are_told_to_be_for_those_who_take_them() -> None:
+    def told(name: str, tools: list[str], kind: str = "native") -> list[str]:
+        return list(unused_tools(ProrlConfig(task=TaskConfig(name=name, tools=tools), agent=AgentConfig(kind=kind))))
+
+    assert told("solve", ["edit"]) == told("my:Task", ["edit"]) == told("file_quest", []) == []
+    assert told("solve", ["bash"], "outside") == []
+    (warning,) = told("file_quest", ["edit"])
+    assert "no effect with task.name=file_quest" in warning and "task=solve" in warning
+    (warning,) = told("solve", ["bash", "edit"], "outside")
+    assert "no effect with agent.kind=outside" in warning

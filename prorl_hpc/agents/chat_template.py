@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, meta, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, UndefinedError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -59,7 +60,8 @@ class ChatTemplate:
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
             """What the template takes from outside."""
         except TemplateError as error:
-            raise ConfigError(f"the chat template {origin} does not parse: {error}") from error
+            line = f", line {error.lineno}," if isinstance(error, TemplateSyntaxError) else ""
+            raise ConfigError(f"the chat template {origin}{line} does not parse: {error.message}") from error
 
     @classmethod
     def open(cls, model_dir: Path) -> ChatTemplate:
@@ -104,7 +106,10 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is a program: whatever it raises is its own refusal
             roles = ", ".join(message["role"] for message in messages)
-            raise TemplateRefusal(f"the chat template {self.origin} refuses the roles ({roles}): {error}") from error
+            line = f", line {number}," if (number := _line_of(error)) else ""
+            of_its_own = isinstance(error, UndefinedError)  # not what raise_exception says of the messages
+            told = f"is wrong (with the roles {roles})" if of_its_own else f"refuses the roles ({roles})"
+            raise TemplateRefusal(f"the chat template {self.origin}{line} {told}: {error}") from error
 
 
 class _GenerationTag(Extension):
@@ -115,6 +120,12 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _line_of(error: Exception) -> int:
+    """The template's line that raised; jinja2 gives its frames the template's lines. 0 if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno or 0 for frame in reversed(frames) if frame.filename == "<template>"), 0)
 
 
 def _token_text(token: Any) -> str | None:

@@ -214,6 +214,9 @@ class AgentConfig:
     """Where its answer is: last_message (the last text that the model wrote to it), stdout, or file:NAME."""
     max_calls: int = 100
     """Calls to the model in one rollout; the next one is refused."""
+    max_tokens: int = 0
+    """Tokens of all conversations of one rollout at the LLM gateway, prompts and history that an agent rewrites included;
+    then its calls are refused. 0: 16 times model.max_context_tokens."""
 
 
 @dataclass

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 
 from msgspec.structs import replace
 
+from prorl_hpc.agents.tool_formats.reading import carriable_problem
 from prorl_hpc.agents.turns import ParsedTurn, ToolFormat
 from prorl_hpc.gateway.calls import Answer, AnswerEnd, ModelCall
 from prorl_hpc.messages.inference import FinishReason
 from prorl_hpc.messages.trajectory import Message
 from prorl_hpc.tasks.protocol import Turn
 
+log = logging.getLogger(__name__)
+
 
 def read_turn(turn: Turn, call: ModelCall, tool_format: ToolFormat, prompt_tokens: int) -> Answer:
     """Calls that cannot be read, and those that the client did not want, come as the text that they are."""
-    parsed = tool_format.parse(turn.raw, call.tools)
+    parsed = _parsed(turn, call, tool_format)
     calls = [replace(made, call_id=made.call_id or f"call_{uuid.uuid4().hex[:24]}") for made in parsed.calls]
     if not (call.may_call and call.tools):
         calls = []
@@ -23,6 +27,16 @@ def read_turn(turn: Turn, call: ModelCall, tool_format: ToolFormat, prompt_token
     text, reached = _cut(text, call.stop)
     message = Message("assistant", text, tool_calls=calls, reasoning=parsed.reasoning)
     return Answer(message, _end(turn, bool(calls), reached), turn, prompt_tokens, reached)
+
+
+def _parsed(turn: Turn, call: ModelCall, tool_format: ToolFormat) -> ParsedTurn:
+    try:
+        parsed = tool_format.parse(turn.raw, call.tools)
+        problem = carriable_problem([[made.name, made.arguments, made.call_id] for made in parsed.calls])
+    except Exception as error:  # a format of the user's own; the turn is in its conversation, and must be answered
+        log.exception("%s could not read a turn", getattr(tool_format, "name", "the tool format"))
+        problem = str(error) or type(error).__name__
+    return ParsedTurn("", "", (), problem) if problem else parsed
 
 
 def _end(turn: Turn, calls: bool, reached: str) -> AnswerEnd:

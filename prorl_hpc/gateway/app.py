@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,13 +13,12 @@ from starlette.types import Receive, Scope, Send
 
 from prorl_hpc.gateway.anthropic_messages import AnthropicErrors, AnthropicMessages
 from prorl_hpc.gateway.api import ChatApi, Exchange
-from prorl_hpc.gateway.asked import FindSession, authorized, read_body, refusal_answer
+from prorl_hpc.gateway.asked import FindSession, authorized, broken, read_body, refusal_answer
 from prorl_hpc.gateway.calls import Answer, Refusal, Trouble
 from prorl_hpc.gateway.chat_completions import ChatCompletions
 from prorl_hpc.gateway.questions import CountTokens, Models
 from prorl_hpc.gateway.responses import Responses
-
-log = logging.getLogger(__name__)
+from prorl_hpc.gateway.session import Session
 
 PING_S = 10.0
 """A stream whose answer is not there yet shows so often that it lives."""
@@ -64,47 +62,80 @@ class _ChatRoute:
         request = Request(scope, receive)
         try:
             session = authorized(request, self._find_session)
-            exchange = self._api.read(await read_body(request), session)
-            task = session.start(exchange.call)
+            exchange = self._api.read(await read_body(request, session), session)
+            task = await session.start(exchange.call)
         except Refusal as refusal:
             await refusal_answer(self._api, refusal)(scope, receive, send)
             return
-        gone = asyncio.create_task(_hung_up(receive))
+        except Exception as error:
+            await refusal_answer(self._api, broken(error))(scope, receive, send)
+            return
+        await self._answer(exchange, session, task, _Client(scope, receive, send))
+
+    async def _answer(self, exchange: Exchange, session: Session, task: asyncio.Task[Answer], client: _Client) -> None:
+        delivered = False
         try:
             if exchange.stream:
-                await self._stream(exchange, task, gone, send)
+                delivered = await self._stream(exchange, task, client)
             else:
-                await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({task, client.gone}, return_when=asyncio.FIRST_COMPLETED)
                 if task.done():
-                    await self._whole(exchange, task)(scope, receive, send)
+                    delivered = await self._whole(exchange, task, client)
         finally:
-            gone.cancel()
+            client.gone.cancel()
             task.cancel()
+            if not delivered and task.done() and not task.cancelled() and task.exception() is None:
+                session.not_delivered(exchange.call, task.result())
 
-    def _whole(self, exchange: Exchange, task: asyncio.Task[Answer]) -> Response:
+    async def _whole(self, exchange: Exchange, task: asyncio.Task[Answer], client: _Client) -> bool:
+        """Whether the answer was sent."""
+        delivered = False
         try:
-            return JSONResponse(exchange.answer(_answer_of(task)))
+            response: Response = JSONResponse(exchange.answer(_answer_of(task)))
+            delivered = not client.gone.done()
         except Refusal as refusal:
-            return refusal_answer(self._api, refusal)
+            response = refusal_answer(self._api, refusal)
+        except Exception as error:
+            response = refusal_answer(self._api, broken(error))
+        await client.respond(response)
+        return delivered
 
-    async def _stream(
-        self, exchange: Exchange, task: asyncio.Task[Answer], gone: asyncio.Task[None], send: Send
-    ) -> None:
+    async def _stream(self, exchange: Exchange, task: asyncio.Task[Answer], client: _Client) -> bool:
+        """Whether the answer was sent."""
+        send, gone = client.send, client.gone
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         while not task.done():
             await asyncio.wait({task, gone}, timeout=self._ping_s, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
-                return
+                return False
             if not task.done():
                 await send({"type": "http.response.body", "body": b": working\n\n", "more_body": True})
+        delivered = False
         try:
             events = list(exchange.events(_answer_of(task)))
+            delivered = not gone.done()
         except Refusal as refusal:
             events = list(exchange.failed(refusal))
+        except Exception as error:
+            events = list(exchange.failed(broken(error)))
         for data in events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return delivered
+
+
+class _Client:
+    """Who waits for an answer. ``gone`` is done when it has hung up."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self.send = send
+        self.gone = asyncio.create_task(_hung_up(receive))
+
+    async def respond(self, response: Response) -> None:
+        await response(self._scope, self._receive, self.send)
 
 
 def _answer_of(task: asyncio.Task[Answer]) -> Answer:
@@ -113,8 +144,7 @@ def _answer_of(task: asyncio.Task[Answer]) -> Answer:
         raise Refusal(Trouble.OVER, "this rollout has ended")
     error = task.exception()
     if error is not None and not isinstance(error, Refusal):
-        log.error("a call to the model broke", exc_info=error)
-        raise Refusal(Trouble.BROKEN, f"the gateway broke: {error}")
+        raise error
     return task.result()
 
 

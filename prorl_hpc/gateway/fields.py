@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from prorl_hpc.agents.tool_formats.reading import carriable_problem
 from prorl_hpc.gateway.calls import Refusal, Trouble, invalid
 from prorl_hpc.messages.trajectory import Message, ToolSchema
 
@@ -44,8 +45,10 @@ def read_arguments(text: str, field: str) -> dict[str, Any]:
     """A call's arguments, which OpenAI's APIs have as JSON text."""
     try:
         value = json.loads(text) if text.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(field, f"{text[:200]!r} is not JSON ({error}); a JSON object is expected") from error
+    if problem := carriable_problem(value):
+        raise invalid(field, f"{text[:200]!r} {problem}")
     if not isinstance(value, dict):
         raise invalid(field, f"{text[:200]!r} is not a JSON object")
     return value

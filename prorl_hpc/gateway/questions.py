@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from prorl_hpc.gateway.anthropic_messages import AnthropicErrors, read_prompt
 from prorl_hpc.gateway.api import OpenAiErrors
-from prorl_hpc.gateway.asked import FindSession, authorized, read_body, refusal_answer
+from prorl_hpc.gateway.asked import FindSession, authorized, broken, read_body, refusal_answer
 from prorl_hpc.gateway.calls import Refusal
 
 
@@ -22,10 +22,12 @@ class CountTokens:
         request = Request(scope, receive)
         try:
             session = authorized(request, self._find_session)
-            answer = JSONResponse({"input_tokens": session.count_tokens(read_prompt(await read_body(request)))})
+            call = read_prompt(await read_body(request, session))
+            answer: Response = JSONResponse({"input_tokens": await session.count_tokens(call)})
         except Refusal as refusal:
-            await refusal_answer(AnthropicErrors(), refusal)(scope, receive, send)
-            return
+            answer = refusal_answer(AnthropicErrors(), refusal)
+        except Exception as error:
+            answer = refusal_answer(AnthropicErrors(), broken(error))
         await answer(scope, receive, send)
 
 

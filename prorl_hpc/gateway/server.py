@@ -17,7 +17,9 @@ from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.agents.tool_formats import get_tool_format
 from prorl_hpc.agents.turns import ToolFormat
 from prorl_hpc.gateway.app import PING_S, make_app
+from prorl_hpc.gateway.door import IDLE_S, MOST_WAITING, door_protocol
 from prorl_hpc.gateway.session import Session
+from prorl_hpc.gateway.strands import Limits
 from prorl_hpc.tasks.protocol import RolloutContext
 
 log = logging.getLogger(__name__)
@@ -38,8 +40,10 @@ class Gateway:
     """``start`` listens on ``socket``, mode 0600; ``close`` ends all sessions. Outside agents reach it with the key of
     an open session only."""
 
-    def __init__(self, socket: Path, *, ping_s: float = PING_S) -> None:
+    def __init__(self, socket: Path, *, ping_s: float = PING_S, idle_s: float = IDLE_S) -> None:
+        """``idle_s``: how long a connection may be without a request."""
         self.socket = socket
+        self._idle_s = idle_s
         self._ping_s = ping_s
         self._sessions: dict[str, Session] = {}
         self._server: _Server | None = None
@@ -55,6 +59,8 @@ class Gateway:
             access_log=False,
             lifespan="off",
             loop="none",
+            http=door_protocol(self._idle_s),
+            backlog=MOST_WAITING,
             ws="none",
             server_header=False,
             timeout_graceful_shutdown=_GRACE_S,
@@ -83,16 +89,17 @@ class Gateway:
         max_calls: int,
         tool_format: ToolFormat | None = None,
         max_context_tokens: int = 0,
+        max_tokens: int = 0,
+        calls_setting: str = "agent.max_calls",
     ) -> Session:
         """For a rollout in RUN; the first conversation that its agent begins is ``context.conversation``, further ones are
-        put into ``context.branches``. ``tool_format``: another than the model's template teaches. ``max_context_tokens`` is told to agents whose conversation grows too long; 0: it is
-        not. Whoever opens a session closes it, before the trajectory is read."""
+        put into ``context.branches``. ``tool_format``: another than the model's template teaches. The limits are those of
+        gateway.strands.Limits. Whoever opens a session closes it, before the trajectory is read."""
         session = Session(
             context,
             chat,
             tool_format or get_tool_format(chat.tool_format),
-            max_calls,
-            max_context_tokens,
+            Limits(max_calls, calls_setting, max_context_tokens, max_tokens),
             self._sessions,
         )
         self._sessions[session.key] = session

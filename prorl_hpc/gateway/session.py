@@ -1,7 +1,8 @@
 """One rollout at the gateway: its calls, put together to conversations of token ids.
 
 Invariants: an answer's ids are in exactly one conversation, in which they are trained; what a client sends back is
-matched with what was generated, never tokenized again; once a session is over, no call reaches the engine.
+matched with what was generated, never tokenized again; once a session is over, no call reaches the engine; a refused call
+changes nothing.
 """
 
 from __future__ import annotations
@@ -9,27 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from dataclasses import dataclass
+from collections.abc import Coroutine
+from typing import Any
 
 from prorl_hpc.agents.chat_format import ChatFormat
-from prorl_hpc.agents.conversation import PromptTooLong
 from prorl_hpc.agents.turns import ToolFormat
-from prorl_hpc.core.call_assembly import Place, Thread, answer_keys, find_place, message_key, tools_key
+from prorl_hpc.core.call_assembly import answer_keys
 from prorl_hpc.gateway.answers import read_turn
-from prorl_hpc.gateway.calls import Answer, ModelCall, Refusal, Trouble, invalid
-from prorl_hpc.messages.errors import ConfigError, InferenceError
+from prorl_hpc.gateway.calls import Answer, ModelCall, Refusal, Trouble
+from prorl_hpc.gateway.strands import Limits, Strand, Strands, tokenize
+from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.trajectory import Finish, Message
-from prorl_hpc.tasks.protocol import Conversation, RolloutContext
+from prorl_hpc.tasks.protocol import RolloutContext
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(eq=False)
-class _Strand:
-    """A conversation and what its calls have shown of it."""
-
-    conversation: Conversation
-    thread: Thread
+_COUNTS_PER_CALL = 10
+"""Counting tokens costs the worker as much as a prompt does; agents count before they call."""
 
 
 class Session:
@@ -44,13 +41,13 @@ class Session:
         context: RolloutContext,
         chat: ChatFormat,
         tool_format: ToolFormat,
-        max_calls: int,
-        max_context_tokens: int,
+        limits: Limits,
         registry: dict[str, Session],
     ) -> None:
         """``registry``: where it is to be found by its key until it is closed."""
         self.key = secrets.token_urlsafe(32)
         self.chat = chat
+        self.limits = limits
         self.responses: dict[str, list[Message]] = {}
         """Conversations by the id of the response that ends them, for APIs that do not send all of it again."""
         self.calls = 0
@@ -61,13 +58,14 @@ class Session:
         self._context = context
         self._registry = registry
         self._format = tool_format
-        self._max_calls = max_calls
-        self._asked = 0
-        self._max_context_tokens = max_context_tokens
-        self._strands: list[_Strand] = []
+        self._asked = self._counted = 0
+        self._strands = Strands(context, limits)
+        self._placing = asyncio.Lock()
+        self._undelivered: list[tuple[ModelCall, Answer]] = []
         self._running: set[asyncio.Task[Answer]] = set()
         self._over = asyncio.Event()
         self._why_over = ""
+        self._finish = Finish.UNKNOWN
 
     @property
     def over(self) -> bool:
@@ -78,43 +76,51 @@ class Session:
         """Until the session is over: calls or tokens used up, the LLM server broken, or closed."""
         await self._over.wait()
 
-    def start(self, call: ModelCall) -> asyncio.Task[Answer]:
+    async def start(self, call: ModelCall) -> asyncio.Task[Answer]:
         """Put the call into its conversation and generate; cancelling the task aborts it in the engine. Raises Refusal at
         once, or from the task."""
-        if self.over:
-            raise Refusal(Trouble.OVER, self._why_over)
-        # Those that are refused below count too, or an agent could repeat them for ever.
-        self._asked += 1
-        if self._asked > self._max_calls:
-            self._context.require_conversation().end(Finish.TURNS)
-            raise self._end(f"this rollout's {self._max_calls} calls to the model are used up (agent.max_calls)")
-        try:
-            strand = self._place(call)
-        except Refusal as refusal:
-            self.refused = str(refusal.__cause__ or refusal)
-            raise
-        self.calls += 1
-        task = asyncio.create_task(self._generate(strand, call))
-        self._running.add(task)
-
-        def ended(_: asyncio.Task[Answer]) -> None:
+        for known, answer in self._undelivered:
+            if known == call:
+                self._undelivered.remove((known, answer))
+                return self._run(_given(answer))
+        self._count_call()
+        # One after the other: calls in parallel see one another.
+        async with self._placing:
+            self._refuse_if_over()
+            try:
+                strand = await self._strands.place(call, self._refuse_if_over)
+            except Refusal as refusal:
+                self.refused = str(refusal.__cause__ or refusal)
+                if refusal.kind is Trouble.OVER and not self.over:
+                    raise self._end(refusal.message, finish=Finish.ROLLOUT_TOKENS) from refusal
+                raise
+            self.calls += 1
+            task = self._run(self._generate(strand, call))
             # Not in the task, which may be cancelled before it begins.
-            strand.thread.busy = False
-            self._running.discard(task)
+            task.add_done_callback(lambda _: strand.rest())
+            return task
 
-        task.add_done_callback(ended)
-        return task
+    def not_delivered(self, call: ModelCall, answer: Answer) -> None:
+        """The client has not got it: the same call, made again, gets the same answer, which is trained once."""
+        self._undelivered.append((call, answer))
 
-    def count_tokens(self, call: ModelCall) -> int:
+    async def count_tokens(self, call: ModelCall) -> int:
         """Tokens of the prompt that the call would begin a conversation with. Raises Refusal."""
-        try:
-            return len(self.chat.first_prompt(call.messages, call.tools))
-        except (ValueError, ConfigError) as error:
-            raise invalid("messages", str(error)) from error
+        self._refuse_if_over()
+        self._counted += 1
+        most = self.limits.max_calls * _COUNTS_PER_CALL
+        if self._counted > most:
+            setting = self.limits.calls_setting
+            raise Refusal(
+                Trouble.OVER,
+                f"this rollout has counted tokens {most} times, {_COUNTS_PER_CALL} for each of its calls ({setting})",
+            )
+        async with self._placing:
+            return len(await tokenize(self.chat.first_prompt, call.messages, call.tools, self.limits))
 
-    async def close(self) -> None:
+    async def close(self, finish: Finish = Finish.ENVIRONMENT) -> None:
         """No call reaches it any more; what runs is cancelled, and has ended on return. Conversations of which nobody has said
-        how they ended were ended by the agent."""
+        how they ended get ``finish``; by default the agent ended them."""
         self._registry.pop(self.key, None)
         self._why_over = self._why_over or "this rollout has ended"
         self._over.set()
@@ -123,68 +129,35 @@ class Session:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        for strand in self._strands:
-            if strand.conversation.finish is Finish.UNKNOWN:
-                strand.conversation.end(Finish.ENVIRONMENT)
+        if self._finish is not Finish.UNKNOWN:
+            self._context.require_conversation().end(self._finish)
+        self._strands.end(finish)
 
-    # conversations
+    def _count_call(self) -> None:
+        self._refuse_if_over()
+        # Those that are refused later count too, or an agent could repeat them for ever.
+        self._asked += 1
+        if self._asked > self.limits.max_calls:
+            used = (
+                f"this rollout's {self.limits.max_calls} calls to the model are used up ({self.limits.calls_setting})"
+            )
+            raise self._end(used, finish=Finish.TURNS)
 
-    def _place(self, call: ModelCall) -> _Strand:
-        """Append the call's new messages where they belong. Without an await: calls in parallel see one another."""
-        keys, tools = [message_key(message) for message in call.messages], tools_key(call.tools)
-        place = find_place(keys, tools, [strand.thread for strand in self._strands])
-        try:
-            strand = self._enter(place, call, tools)
-        except Refusal as refusal:
-            if refusal.kind is not Trouble.INVALID or not place.kept:
-                raise
-            # The chat template does not go on so; perhaps it can be told all of it.
-            place = Place()
-            strand = self._enter(place, call, tools)
-        strand.thread.ask(keys[place.kept :])
-        if strand not in self._strands:
-            self._strands.append(strand)
-        return strand
-
-    def _enter(self, place: Place, call: ModelCall, tools: str) -> _Strand:
-        strand = self._open(place, tools)
-        if place.kept < len(call.messages):
-            self._append(strand.conversation, call, place.kept)
-        return strand
-
-    def _open(self, place: Place, tools: str) -> _Strand:
-        found = next((strand for strand in self._strands if strand.thread is place.thread), None)
-        if found is None:
-            main = self._context.require_conversation()
-            fresh = all(strand.conversation is not main for strand in self._strands)
-            return _Strand(main if fresh else self._context.new_conversation(), Thread(tools))
-        # One that is full has ended: what is shorter goes on beside it.
-        if not place.fork and found.conversation.finish is not Finish.CONTEXT:
-            return found
-        branch = found.conversation.fork(place.kept)
-        self._context.branches.append(branch)
-        return _Strand(branch, found.thread.fork(place.kept))
-
-    def _append(self, conversation: Conversation, call: ModelCall, kept: int) -> None:
-        try:
-            conversation.append(call.messages[kept:], () if kept else call.tools)
-        except PromptTooLong as error:
-            raise self._context_full() from error
-        except (ValueError, ConfigError) as error:
-            raise invalid("messages", str(error)) from error
-        if conversation.finish is Finish.CONTEXT:
-            raise self._context_full()
-
-    def _context_full(self) -> Refusal:
-        limit = f"{self._max_context_tokens} tokens" if self._max_context_tokens else "reached"
-        message = f"This model's maximum context length is {limit}: prompt is too long. Shorten the conversation"
-        return Refusal(Trouble.CONTEXT, message, "messages")
+    def _refuse_if_over(self) -> None:
+        if self.over:
+            raise Refusal(Trouble.OVER, self._why_over)
 
     # generation
 
-    async def _generate(self, strand: _Strand, call: ModelCall) -> Answer:
+    def _run(self, work: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _generate(self, strand: Strand, call: ModelCall) -> Answer:
         conversation, before = strand.conversation, strand.conversation.last_turn
-        prompt_tokens = conversation.trajectory.num_tokens
+        prompt_tokens = conversation.num_tokens
         try:
             await conversation.generate(max_tokens=call.max_tokens, stop=call.stop)
         except InferenceError as error:
@@ -201,8 +174,15 @@ class Session:
             self._end("the model wrote one of the run's stop strings (task.stop)")
         return answer
 
-    def _end(self, why: str, kind: Trouble = Trouble.OVER) -> Refusal:
-        """No further call reaches the engine."""
+    def _end(self, why: str, kind: Trouble = Trouble.OVER, *, finish: Finish = Finish.UNKNOWN) -> Refusal:
+        """No further call reaches the engine. ``finish``: the main conversation's."""
         self._why_over = why
         self._over.set()
+        if finish is not Finish.UNKNOWN:
+            self._finish = finish
+            self._context.require_conversation().end(finish)
         return Refusal(kind, why)
+
+
+async def _given(answer: Answer) -> Answer:
+    return answer

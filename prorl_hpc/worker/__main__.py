@@ -93,7 +93,7 @@ async def _gateway_runs(process: Process) -> AsyncIterator[Runs | None]:
         if agent.kind == "outside":
             yield OutsideRuns(agent, socket, gateway.open_session)
         else:
-            yield GatewayRuns(task.max_turns, socket, gateway.open_session)
+            yield GatewayRuns(task.max_turns, socket, gateway.open_session, agent.max_tokens)
     finally:
         await gateway.close()
 

@@ -8,13 +8,14 @@ from typing import Protocol
 
 from prorl_hpc.agents.tool_formats import get_tool_format
 from prorl_hpc.messages.rollout import RolloutSpec
+from prorl_hpc.messages.trajectory import Finish
 from prorl_hpc.sandbox.protocol import SandboxNeeds
 from prorl_hpc.tasks.protocol import AgentHandler, GatewayAccess, GatewaySession, RolloutContext, wants_gateway
 from prorl_hpc.worker.policies import Policy
 
 
 class ClosableSession(GatewaySession, Protocol):
-    async def close(self) -> None: ...
+    async def close(self, finish: Finish = Finish.ENVIRONMENT) -> None: ...
 
 
 OpenSession = Callable[..., ClosableSession]
@@ -38,9 +39,10 @@ class Runs(Protocol):
 class GatewayRuns:
     """Implements Runs for handlers with ``wants_gateway``; others run as ever."""
 
-    def __init__(self, max_calls: int, socket: Path, open_session: OpenSession) -> None:
-        """``socket``: where the gateway listens on this node."""
-        self._max_calls = max_calls
+    def __init__(self, max_turns: int, socket: Path, open_session: OpenSession, max_tokens: int = 0) -> None:
+        """``socket``: where the gateway listens on this node. ``max_tokens``: agent.max_tokens."""
+        self._max_turns = max_turns
+        self._max_tokens = max_tokens
         self._socket = socket
         self._open_session = open_session
 
@@ -57,9 +59,11 @@ class GatewayRuns:
         session = self._open_session(
             context,
             policy.chat,
-            max_calls=self._max_calls,
+            max_calls=self._max_turns,
+            calls_setting="task.max_turns",
             tool_format=get_tool_format(policy.chat.tool_format),
             max_context_tokens=policy.max_context_tokens,
+            max_tokens=self._max_tokens,
         )
         context.gateway = GatewayAccess(self._socket, session)
         try:

@@ -21,6 +21,7 @@ class OutsideRuns:
     def __init__(self, config: AgentConfig, socket: Path, open_session: OpenSession) -> None:
         self._agent = OutsideAgent(config)
         self._max_calls = config.max_calls
+        self._max_tokens = config.max_tokens
         self._socket = socket
         self._open_session = open_session
 
@@ -42,13 +43,14 @@ class OutsideRuns:
             max_calls=self._max_calls,
             tool_format=get_tool_format(policy.chat.tool_format),
             max_context_tokens=policy.max_context_tokens,
+            max_tokens=self._max_tokens,
         )
+        finish = Finish.ENVIRONMENT
         try:
             outcome = await self._agent.run(context.sandbox, instruction, session, model=context.spec.policy)
+            if outcome.answer is not None:
+                finish = Finish.ANSWER
         finally:
-            await session.close()
+            await session.close(finish)
         context.notes["outcome"] = outcome
         await collect(handler, context)
-        for conversation in (context.require_conversation(), *context.branches):
-            if conversation.finish is Finish.UNKNOWN:
-                conversation.end(Finish.ENVIRONMENT if outcome.answer is None else Finish.ANSWER)

@@ -135,14 +135,16 @@ async def gateway_site(
     turns: Sequence[Any] | Callable[[str], Any] | LLM,
     *,
     max_calls: int = 100,
+    max_tokens: int = 0,
     ping_s: float = 10.0,
+    idle_s: float = 10.0,
     **limits: int,
 ) -> AsyncIterator[Site]:
     llm = turns if hasattr(turns, "generate") else ScriptedLLM(chat, cast(Any, turns))
     context = new_context(chat, cast(LLM, llm), **limits)
     with tempfile.TemporaryDirectory() as directory:
         socket = Path(directory) / "gateway.sock"
-        gateway = Gateway(socket, ping_s=ping_s)
+        gateway = Gateway(socket, ping_s=ping_s, idle_s=idle_s)
         await gateway.start()
         session = gateway.open_session(
             context,
@@ -150,6 +152,7 @@ async def gateway_site(
             max_calls=max_calls,
             tool_format=CallTags(),
             max_context_tokens=limits.get("max_context_tokens", 4096),
+            max_tokens=max_tokens,
         )
         try:
             async with aiohttp.ClientSession(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.gateway.app import make_app
 from prorl_hpc.gateway.session import Session
+from prorl_hpc.gateway.strands import Limits
 from prorl_hpc.tasks.testing import ScriptedLLM
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -110,7 +111,7 @@ async def test_one_odd_value_anywhere(chat: ChatFormat, path: str, data: st.Data
     place = data.draw(st.sampled_from(places(GOOD[path])[1:]))
     body = with_odd(GOOD[path], place, data.draw(odd), data.draw(st.booleans()))
     context = new_context(chat, ScriptedLLM(chat, lambda _: "x"))
-    session = Session(context, chat, CallTags(), 10, 4096, {})
+    session = Session(context, chat, CallTags(), Limits(10, max_context_tokens=4096), {})
     status, answer = await post(session, path, body)
     assert status in (200, 400), (status, answer)
     assert (status == 200) == (session.calls == 1) and not session.over
@@ -131,5 +132,5 @@ async def test_bodies_that_are_no_text_or_far_too_large(chat: ChatFormat, path: 
         for data in (b'{"model": "\\ud800", "messages": []}', b"[" * 100_000, b"\xff\xfe"):
             async with site.http.post(path, data=data) as answer:
                 assert answer.status == 400 and (await answer.json())["error"]
-        async with site.http.post(path, data=b" " * (32 * 2**20 + 1)) as answer:
-            assert answer.status == 413 and "32 MiB" in (await answer.json())["error"]["message"]
+        async with site.http.post(path, data=b" " * (2**16 + 64 * 4096 + 1)) as answer:
+            assert answer.status == 413 and "more than 327680 bytes" in (await answer.json())["error"]["message"]

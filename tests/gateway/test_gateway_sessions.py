@@ -115,21 +115,24 @@ async def test_a_broken_server_ends_the_session(chat: ChatFormat, path: str, str
 
 
 @ALL
-async def test_a_full_context_ends_that_conversation_only(chat: ChatFormat, path: str) -> None:
+async def test_a_call_that_is_too_long_changes_nothing(chat: ChatFormat, path: str) -> None:
     async with gateway_site(chat, ["one", "two", "three"], max_context_tokens=60) as site:
         await site.post(path, ask(path, "p"))
         for _ in range(2):
             status, body = await site.post(path, ask(path, "p", "one", "long " * 50))
             assert status == 400 and "maximum context length is 60 tokens" in body["error"]["message"]
-        assert site.trajectory.finish is Finish.CONTEXT and site.trajectory.truncated
+        assert site.trajectory.finish is Finish.UNKNOWN and site.context.branches == []
         # From the answer that it has, or all anew.
         assert (await site.post(path, ask(path, "p", "one", "q")))[0] == 200
         assert (await site.post(path, ask(path, "in short")))[0] == 200
-        assert site.trained(site.trajectory) == ["one"] and "long" not in site.text(site.trajectory)
-        assert [site.trained(branch) for branch in site.trajectory.branches] == [["two"], ["three"]]
+        assert site.trained(site.trajectory) == ["one", "two"] and "long" not in site.text(site.trajectory)
+        assert [site.trained(branch) for branch in site.trajectory.branches] == [["three"]]
+        assert (await site.post(path, ask(path, "p", "one", "long " * 50)))[0] == 400
+        assert (await site.post(path, ask(path, "in short", "three", "long " * 50)))[0] == 400
+        assert len(site.context.branches) == 1, "the fork that was too long is not kept"
         await site.session.close()
         ends = [site.trajectory.finish, *(branch.finish for branch in site.trajectory.branches)]
-        assert ends == [Finish.CONTEXT, Finish.ENVIRONMENT, Finish.ENVIRONMENT]
+        assert ends == [Finish.ENVIRONMENT, Finish.CONTEXT], "only what could not go on, and has not"
 
 
 async def test_the_token_budget_is_that_of_all_conversations(chat: ChatFormat) -> None:

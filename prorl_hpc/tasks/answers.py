@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 _ANSWER = re.compile(
-    r"^[^\w\n]*(?:the +)?(?:final +)?answer(?: +is)?[^\w\n]*?[:=][ \t*]*(\S.*?)[ \t*.]*$", re.IGNORECASE | re.MULTILINE
+    r"^[^\w\n]*+(?:the ++)?(?:final ++)?answer(?: ++is)?[^\w\n:=]*+[:=](.*\S)", re.IGNORECASE | re.MULTILINE
 )
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?(?:\s*/\s*\d+)?", re.IGNORECASE)
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?:\D|\Z))")
@@ -23,7 +23,10 @@ def final_answer(text: str) -> str:
     if boxed is not None:
         return boxed.strip()
     said = list(_ANSWER.finditer(text))
-    return said[-1][1].strip() if said else text.strip()
+    if not said:
+        return text.strip()
+    rest = said[-1][1].strip()
+    return rest.lstrip(" \t*").rstrip(" \t*.").strip() or rest[0]
 
 
 def exact(answer: str, truth: str) -> bool:

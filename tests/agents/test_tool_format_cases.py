@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from prorl_hpc.agents.tool_formats import TOOL_FORMATS, get_tool_format
+from prorl_hpc.agents.tool_formats.reading import carriable_problem
 from prorl_hpc.agents.tools import TOOLS
 from prorl_hpc.config.tool_validation import TOOL_FORMAT_NAMES, TOOL_NAMES
 from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
@@ -272,3 +273,45 @@ def _turn(name: str, calls: tuple[ToolCall, ...]) -> str:
         inner = [text.removeprefix("<｜tool▁calls▁begin｜>").removesuffix("<｜tool▁calls▁end｜>") for text in texts]
         return f"<｜tool▁calls▁begin｜>{''.join(inner)}<｜tool▁calls▁end｜>"
     return "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("llama_json", '{"name": [1], "type": "x"}'),
+        ("json", '{"name": [1], "type": "x"}'),
+        ("pythonic", f"[f(0x{'f' * 9000})]"),
+        ("pythonic", """[f(f"{'a' + chr(10)!r:{'}'}}" "\\n")]"""),
+        ("pythonic", f"[a{'.a' * 2000}()]"),
+    ],
+)
+def test_odd_turns_do_not_raise(name: str, raw: str) -> None:
+    assert len(get_tool_format(name).parse(raw).problem) < 2000
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"a": [1, None, True, "é", 1.5, {"b": -(2**63)}], "c": 2**64 - 1}, ""),
+        ({"a": "\ud800"}, "surrogate"),
+        ({"\udfff": 1}, "surrogate"),
+        ({"a": [2**64]}, "64 bits"),
+        ({"a": -(2**63) - 1}, "64 bits"),
+        ({"a": float("nan")}, "NaN"),
+        ({"a": [float("-inf")]}, "infinite"),
+        ({"a": {1: 2}}, "names"),
+        ({"a": {1, 2}}, "set"),
+    ],
+)
+def test_what_a_message_can_carry(value: object, problem: str) -> None:
+    assert problem in carriable_problem(value)
+    assert bool(problem) == bool(carriable_problem(value))
+
+
+def test_nesting_that_no_stack_holds_can_be_told() -> None:
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    assert "nested too deeply" in carriable_problem(value)
+    while value:  # freed from the outside in, without recursion
+        value = value.pop()  # type: ignore[assignment]

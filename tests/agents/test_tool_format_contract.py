@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl_hpc.agents.tool_formats import TOOL_FORMATS
+from prorl_hpc.agents.tool_formats.reading import carriable_problem
 from prorl_hpc.agents.turns import ParsedTurn, ToolFormat
 from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 
@@ -234,3 +235,27 @@ def test_thought_is_split_off(tool_format: ToolFormat, raw: str, reasoning: str,
 def test_the_end_of_a_thought_in_an_argument_splits_nothing(tool_format: ToolFormat) -> None:
     call = ToolCall("bash", {"command": "grep '</think>' log"})
     assert tool_format.parse(tool_format.write(call)) == ParsedTurn("", calls=(call,))
+
+
+DEEP = 100_000
+UNCARRIABLE = ['"\\ud800"', "1e999", "1" + "0" * 30, "9" * 5000, "[" * DEEP, "[" * 150 + "]" * 150]
+
+
+@pytest.mark.parametrize("value", UNCARRIABLE, ids=["half_pair", "infinite", "large", "very_large", "deep", "closed"])
+def test_what_no_message_can_carry_is_a_problem(tool_format: ToolFormat, value: str) -> None:
+    if tool_format.name == "bash_block":
+        pytest.skip("bash_block has text alone")
+    text = tool_format.write(ToolCall("f", {"a": {"b": "VALUE"}})).replace("'VALUE'", '"VALUE"')
+    text = text.replace('\\"VALUE\\"', value.replace("\\", "\\\\").replace('"', '\\"')).replace('"VALUE"', value)
+    parsed = tool_format.parse(text, [ToolSchema("f", "", {"properties": {"a": {"type": "object"}}})])
+    assert parsed.problem
+    assert not [
+        call for call in parsed.calls if carriable_problem(call.arguments) or isinstance(call.arguments["a"], dict)
+    ]
+    check(parsed)
+
+
+def test_a_half_pair_in_the_text_itself_is_a_problem(tool_format: ToolFormat) -> None:
+    parsed = tool_format.parse(tool_format.write(ToolCall("bash", {"command": "ls HERE"})).replace("HERE", "\ud800"))
+    assert not parsed.calls
+    assert parsed.unreadable

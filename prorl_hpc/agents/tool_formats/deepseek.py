@@ -13,10 +13,11 @@ from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 _OPEN = re.compile(rf"(?:{BEGIN}\s*)?{CALL}|{BEGIN}")
-_HEAD = re.compile(rf"\s*(.*?)\s*{SEPARATOR}")
-_FENCE = re.compile(r"\s*([^\n]*?)\s*\n\s*```(?:json)?\s*(?=\{)")
+_HEAD = re.compile(rf"\s*+([^<\n]*+)\s*+{SEPARATOR}")
+_FENCE = re.compile(r"\s*+([^\n]*+)\n\s*+```(?:json)?\s*+(?=\{)")
 _FENCE_END = re.compile(r"\s*```")
-_CALL_END = re.compile(rf"\s*(?:{CALL_END}(?:\s*{END})?|{END}|\Z)")
+_REST = re.compile(rf"{CALL_END}(?:\s*+{END})?|{END}")
+_CALL_END = re.compile(rf"\s*+(?:{_REST.pattern}|\Z)")
 _EXAMPLE = f"{BEGIN}{CALL}TOOL{SEPARATOR}{{…}}{CALL_END}{END}"
 
 
@@ -34,7 +35,7 @@ class DeepSeek:
                 turn.add(self._call(turn))
             except Malformed as error:
                 turn.add_problem(f"a call {error}: write {_EXAMPLE}")
-                turn.skip_to(_CALL_END)
+                turn.skip_to(_REST)
         return turn.parsed(tools)
 
     def write(self, call: ToolCall) -> str:
@@ -44,10 +45,10 @@ class DeepSeek:
         return f"{BEGIN}{CALL}{call.name}{SEPARATOR}{write_json(call.arguments)}{CALL_END}{END}"
 
     def _call(self, turn: TurnReader) -> ToolCall:
-        name = turn.expect(_HEAD, SEPARATOR)[1]
+        name = turn.expect(_HEAD, SEPARATOR)[1].strip()
         fence = turn.take(_FENCE) if name == "function" else None
         if fence:
-            name = fence[1]
+            name = fence[1].strip()
         if not name:
             raise Malformed("names no tool")
         arguments = turn.read_object()

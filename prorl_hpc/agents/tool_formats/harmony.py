@@ -11,12 +11,12 @@ from prorl_hpc.agents.turns import ParsedTurn
 from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 
 _HEADER = re.compile(
-    r"(?:<\|start\|>)?(?:assistant)?(?:\s{0,3}to=(?P<to>[^\s<]+))?\s{0,3}<\|channel\|>(?P<channel>[a-z]*)(?P<more>[^<]*"
-    r"(?:<\|constrain\|>[^<]*)?)<\|message\|>"
+    r"(?:<\|start\|>)?(?:assistant)?(?:\s{0,3}(?<![^\s>])to=(?P<to>[^\s<>]++))?\s{0,3}<\|channel\|>(?P<channel>[a-z]*+)"
+    r"(?P<more>[^<]*+(?:<\|constrain\|>[^<]*+)?)<\|message\|>"
 )
 _CUT_HEADER = re.compile(r"<\|(?:start|channel)\|>")
 _OPEN = re.compile(rf"{_HEADER.pattern}|{_CUT_HEADER.pattern}")
-_TO = re.compile(r"\bto=([^\s<]+)")
+_TO = re.compile(r"\bto=([^\s<>]+)")
 _BODY = re.compile(r"(.*?)(?:<\|end\|>|<\|return\|>|<\|call\|>|(?=<\|start\|>)|(?=<\|channel\|>)|\Z)", re.DOTALL)
 _CALL_END = re.compile(r"\s*(?:<\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|(?=<\|channel\|>)|\Z)")
 _REST = re.compile(r"<\|call\|>|<\|end\|>|<\|return\|>")
@@ -43,9 +43,9 @@ class Harmony:
 
     def write(self, call: ToolCall) -> str:
         """ValueError where the tool's name is none that can be told from the rest."""
-        if not re.fullmatch(r"[^\s<]+", call.name):
+        if not re.fullmatch(r"[^\s<>]+", call.name):
             raise ValueError(
-                f"the format harmony cannot write the tool's name {call.name!r}: it must have no space and no <"
+                f"the format harmony cannot write the tool's name {call.name!r}: it must have no space, no < and no >"
             )
         head = f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>"
         return f"{head}{write_json(call.arguments)}<|call|>"

@@ -27,7 +27,7 @@ class LlamaJson:
 
     def parse(self, raw: str, tools: Sequence[ToolSchema] = ()) -> ParsedTurn:
         turn = TurnReader(raw, _OPEN)
-        names = {tool.name for tool in tools}
+        names = [tool.name for tool in tools]
         while opening := turn.seek_call():
             start = turn.at
             try:

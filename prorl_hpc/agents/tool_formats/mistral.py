@@ -11,8 +11,8 @@ from prorl_hpc.agents.turns import ParsedTurn
 from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 
 _OPEN = re.compile(r"\[TOOL_CALLS\]\s*")
-_NAMED = re.compile(r"([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]*)\s*)?(?:\[ARGS\])?\s*(?=\{)")
-_END = re.compile(r"\s*(?=\[TOOL_CALLS\]|\Z)")
+_NAMED = re.compile(r"([^\s\[\]{}]++)\s*+(?:\[CALL_ID\]\s*+([^\s\[\]{}]*+)\s*+)?+(?:\[ARGS\])?+\s*+(?=\{)")
+_END = re.compile(r"\s*+(?=\[TOOL_CALLS\]|\Z)")
 _NOTHING = re.compile(r"(?=\n)")
 _EXAMPLE = '[TOOL_CALLS][{"name": "TOOL", "arguments": {…}}] or [TOOL_CALLS]TOOL[ARGS]{…}'
 

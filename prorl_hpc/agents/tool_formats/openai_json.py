@@ -25,7 +25,7 @@ class OpenAIJson:
 
     def parse(self, raw: str, tools: Sequence[ToolSchema] = ()) -> ParsedTurn:
         turn = TurnReader(raw, _OPEN)
-        names = {tool.name for tool in tools}
+        names = [tool.name for tool in tools]
         while turn.seek_call():
             start = turn.at
             try:
@@ -50,7 +50,7 @@ class OpenAIJson:
         return write_json({**head, "type": "function", "function": function})
 
 
-def _is_call(value: dict[str, Any], names: set[str]) -> bool:
+def _is_call(value: dict[str, Any], names: list[str]) -> bool:
     if "tool_calls" in value or isinstance(value.get("function"), dict):
         return True
     return "name" in value and ("arguments" in value or "parameters" in value or value["name"] in names)

@@ -16,7 +16,8 @@ from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 _OPEN = re.compile(r"(?:<\|python_start\|>\s*|^[ \t]*)(?=\[\s*[A-Za-z_][\w.]*\s*\()|<\|python_start\|>", re.MULTILINE)
 _END = re.compile(r"\s*(?:<\|python_end\|>)?")
 _CLOSE = re.compile(r"<\|python_end\|>|\n")
-_QUOTE = re.compile(r'"""|\'\'\'|["\']')
+_SIGN = re.compile(r'"""|\'\'\'|["\'()\[\]{}]')
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _EXAMPLE = "[TOOL(NAME=value, …)]"
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
@@ -59,22 +60,21 @@ def _is_argument_name(name: str) -> bool:
 
 def _expression(turn: TurnReader) -> str:
     """Go past what is in brackets here, strings in it considered."""
-    text, start, depth = turn.text, turn.at, 0
-    at = start
-    while at < len(text):
-        if quote := _QUOTE.match(text, at):
-            at = _end_of_string(text, quote)
-            continue
-        depth += (text[at] in "([{") - (text[at] in ")]}")
-        at += 1
-        if depth <= 0:
-            turn.at = at
-            return text[start:at]
+    text, at, depth = turn.text, turn.at, 0
+    while sign := _SIGN.search(text, at):
+        if sign[0] in _BRACKETS:
+            at = sign.end()
+            depth += _BRACKETS[sign[0]]
+            if depth <= 0:
+                start, turn.at = turn.at, at
+                return text[start:at]
+        else:
+            at = _end_of_string(text, sign)
     raise Malformed("is cut off before its brackets close")
 
 
 def _end_of_string(text: str, quote: re.Match[str]) -> int:
-    end = re.compile(rf"(?:\\.|(?!{quote[0]}).)*{quote[0]}", re.DOTALL).match(text, quote.end())
+    end = re.compile(rf"(?:\\.|(?!{quote[0]})[^\\])*+{quote[0]}", re.DOTALL).match(text, quote.end())
     if end is None:
         raise Malformed("is cut off inside a string")
     return end.end()
@@ -116,9 +116,11 @@ def _call(node: ast.expr) -> ToolCall:
 
 
 def _dotted(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"{before}.{node.attr}" if (before := _dotted(node.value)) else ""
-    return node.id if isinstance(node, ast.Name) else ""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def _literal(node: ast.expr) -> Any:
@@ -146,5 +148,5 @@ def _key(node: ast.expr | None) -> str:
 def _source(node: ast.expr) -> str:
     try:
         return ast.unparse(node)
-    except RecursionError:
-        return "an expression that is nested too deeply"
+    except (RecursionError, ValueError):  # a number of very many digits, or an f-string that it has no quotes for
+        return "an expression that cannot be shown"

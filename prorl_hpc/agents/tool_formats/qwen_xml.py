@@ -17,10 +17,10 @@ from prorl_hpc.agents.tool_formats.schemas import properties_of, tool_named, typ
 from prorl_hpc.agents.turns import ParsedTurn
 from prorl_hpc.messages.trajectory import ToolCall, ToolSchema
 
-_OPEN = re.compile(r"(?:<tool_call>\s*)?<function=([^>\n]*)>|<tool_call>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
+_OPEN = re.compile(r"(?:<tool_call>\s*+)?<function=([^<>\n]*+)>|<tool_call>")
+_PARAMETER = re.compile(r"\s*+<parameter=([^<>\n]*+)>")
 _VALUE = re.compile(r"\n?(.*?)\n?</parameter>", re.DOTALL)
-_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
+_END = re.compile(r"\s*+</function>(?:\s*+</tool_call>)?")
 _CLOSE = re.compile(r"</function>(?:\s*</tool_call>)?|</tool_call>")
 _EXAMPLE = "<tool_call>\n<function=TOOL>\n<parameter=NAME>\nvalue\n</parameter>\n</function>\n</tool_call>"
 _PYTHON = {"True": True, "False": False, "None": None}
@@ -67,16 +67,24 @@ class QwenXml:
 
 
 def _name(name: str) -> str:
-    if not name or ">" in name or "\n" in name:
-        raise ValueError(f"the format qwen_xml cannot write the name {name!r}: it must have no > and no line break")
+    if not name or any(sign in name for sign in "<>\n"):
+        raise ValueError(
+            f"the format qwen_xml cannot write the name {name!r}: it must have no <, no > and no line break"
+        )
     return name
 
 
 def _typed(text: str, types: frozenset[str]) -> Any:
-    """``text`` as one of ``types`` (empty: any); as it is if it is none, which the check of types then says."""
+    """``text`` as one of ``types`` (empty: any); as it is if it is none, which the check of types then says. Malformed if it is
+    an object or array that no message can carry."""
     if types == {"string"}:
         return text
-    value = _value(text.strip())
+    try:
+        value = _value(text.strip())
+    except Malformed:
+        if "string" in types:
+            return text
+        raise
     fits = not types or types_of_value(value) & types
     return value if fits and not isinstance(value, str) else text
 
@@ -103,10 +111,12 @@ def _value(text: str) -> Any:
 
 
 def _python_literal(text: str) -> Any:
-    """Objects as Python prints them, in JSON's kinds; the text itself if it is none that JSON can have."""
+    """Objects as Python prints them; the text itself if it is none that JSON has. Malformed if no message can carry it."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            value = ast.literal_eval(text)
+            value = json.loads(write_json(ast.literal_eval(text)))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
-    return value if carriable_problem(value) else json.loads(write_json(value))
+    if problem := carriable_problem(value):
+        raise Malformed(problem)
+    return value

@@ -23,6 +23,8 @@ _MOST_LEVELS = 100
 """Of objects and arrays in each other; what reads and writes messages recurses, and Python's stack is finite."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _HALF_PAIR = "half of a surrogate pair in a string (\\ud800 to \\udfff)"
+_PROBLEM_CHARS = 1000
+"""Of one problem, which may quote a name of any length."""
 _SPACE = re.compile(r"\s*")
 
 
@@ -39,7 +41,8 @@ class TurnReader:
     ends before."""
 
     def __init__(self, raw: str, call: re.Pattern[str]) -> None:
-        self.reasoning, self.text = split_thought(raw, call)
+        thought, self.text = split_thought(raw, call)
+        self._reasoning = [thought]
         self.at = 0
         self._call = call
         self._content: list[str] = []
@@ -48,7 +51,7 @@ class TurnReader:
 
     def seek_call(self) -> re.Match[str] | None:
         """Go to where the next call begins; the text before it is content. After too many problems nothing more is read."""
-        if len(self._problems) == _MOST_PROBLEMS:
+        if len(self._problems) >= _MOST_PROBLEMS:
             self.at = len(self.text)
             return None
         match = self._call.search(self.text, self.at)
@@ -103,7 +106,7 @@ class TurnReader:
         """Of calls that no message can carry, only a problem is kept."""
         for call in calls:
             if problem := carriable_problem([call.name, call.arguments, call.call_id]):
-                self._problems.append(f"the call of {shown(call.name)} {problem}")
+                self.add_problem(f"the call of {shown(call.name)} {problem}")
             else:
                 self._calls.append(call)
 
@@ -111,17 +114,28 @@ class TurnReader:
         self._content.append(text)
 
     def add_reasoning(self, text: str) -> None:
-        self.reasoning = f"{self.reasoning}\n{text.strip()}".strip()
+        self._reasoning.append(text)
 
     def add_problem(self, problem: str) -> None:
+        if len(problem) > _PROBLEM_CHARS:
+            problem = f"{problem[: _PROBLEM_CHARS // 2]} … {problem[-_PROBLEM_CHARS // 2 :]}"
         self._problems.append(problem)
 
     def parsed(self, tools: Sequence[ToolSchema]) -> ParsedTurn:
         """All of it, the calls checked against ``tools``."""
         unreadable = "; ".join(self._problems)
         problems = [*self._problems, *call_problems(self._calls, tools).values()]
-        content = "\n".join(text for part in self._content if (text := part.strip()))
-        return ParsedTurn(content, self.reasoning, tuple(self._calls), "; ".join(problems), unreadable)
+        return ParsedTurn(
+            _paragraphs(self._content),
+            _paragraphs(self._reasoning),
+            tuple(self._calls),
+            "; ".join(problems),
+            unreadable,
+        )
+
+
+def _paragraphs(parts: Sequence[str]) -> str:
+    return "\n".join(text for part in parts if (text := part.strip()))
 
 
 def call_problems(calls: Sequence[ToolCall], tools: Sequence[ToolSchema]) -> dict[int, str]:
@@ -133,7 +147,7 @@ def call_problems(calls: Sequence[ToolCall], tools: Sequence[ToolSchema]) -> dic
         if problem := problem_of_call(call, tools):
             found[number] = problem
         elif text in seen:
-            found[number] = f"{call.name} is called twice in one turn with the same arguments: it runs once"
+            found[number] = f"{call.name[:60]} is called twice in one turn with the same arguments: it runs once"
         seen.add(text)
     return found
 

@@ -113,7 +113,7 @@ def _all_of(wrong: list[DatasetError]) -> DatasetError:
     """One error of a file's."""
     if len(wrong) == 1:
         return wrong[0]
-    more = [f"and {len(wrong) - _SHOWN_ROWS} more rows that cannot be used"] if len(wrong) > _SHOWN_ROWS else []
+    more = [f"and {len(wrong) - _SHOWN_ROWS} more"] if len(wrong) > _SHOWN_ROWS else []
     return DatasetError("\n    ".join([f"{len(wrong)} rows cannot be used:", *map(str, wrong[:_SHOWN_ROWS]), *more]))
 
 

@@ -87,7 +87,7 @@ def test_ten_bad_rows_are_told_and_how_many_more(tmp_path: Path) -> None:
     assert lines[0] == "14 rows cannot be used:"
     assert len(lines) == 12
     assert all("t.jsonl:" in line for line in lines[1:11])
-    assert lines[-1].strip() == "and 4 more rows that cannot be used"
+    assert lines[-1].strip() == "and 4 more"
 
 
 def test_rows_of_one_file_are_held_out_of_training(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def _errors(script: Mapping[str, Any]) -> Iterator[str]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             suggestion = f" (did you mean {near[0]}?)" if near else ""
-            yield f"{told}: there is no such setting{suggestion}; known are {', '.join(known)}"
+            yield f"{told}: there is no such setting; known are {', '.join(known)}{suggestion}"
         elif isinstance(known[name], str):
             if not isinstance(value, str):
                 yield f"{told}: must be the path of a JSONL file"

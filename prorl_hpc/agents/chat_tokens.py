@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from prorl_hpc.messages.errors import ConfigError
 
+_LONG_CHARS = 10_000
 _OWN = "\ue002"
 """Begins a token of our own."""
 
@@ -95,8 +96,14 @@ class ChatTokens:
         if not text:
             return []
         if at_start or not self._first_is_different:
+            return self._ids(text)
+        return self._ids(self._something_before + text)[1:]
+
+    def _ids(self, text: str) -> list[int]:
+        if len(text) < _LONG_CHARS:
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        return list(self._tokenizer.encode(self._something_before + text, add_special_tokens=False).ids[1:])
+        # ``encode`` holds the interpreter's lock, so that a thread would not help.
+        return list(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
     def encode_whole(self, text: str) -> list[int]:
         """Ids of ``text`` with control tokens looked for everywhere, as engines encode a rendered chat."""

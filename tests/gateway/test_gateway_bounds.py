@@ -147,3 +147,10 @@ async def test_connections_without_a_request_are_closed(chat: ChatFormat, monkey
             async with asyncio.timeout(5):
                 assert await reader.read() == b""
             writer.close()
+
+
+def test_long_texts_have_the_ids_of_short_ones(chat: ChatFormat) -> None:
+    """They are encoded in another way, which gives up the interpreter's lock."""
+    text = "word <|im_end|> answer: 7\n\n " * 1000
+    whole = chat._tokens._tokenizer.encode(text, add_special_tokens=False).ids
+    assert chat.encode_text(text) == whole and chat.end_of_turn_id not in whole

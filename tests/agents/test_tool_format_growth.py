@@ -109,7 +109,7 @@ def test_the_time_to_read_a_turn_grows_in_proportion(name: str) -> None:
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_a_long_row_of_one_marker_is_read(name: str) -> None:
     for marker in [*MARKERS[name], *THOUGHTS]:
-        assert_grows_in_proportion(TOOL_FORMATS[name].parse, "", marker, "", [50_000, 100_000])
+        assert_grows_in_proportion(TOOL_FORMATS[name].parse, "", marker, "", [12_500, 25_000, 50_000, 100_000])
 
 
 @pytest.mark.parametrize("read", [final_answer, last_number])

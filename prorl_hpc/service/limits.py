@@ -130,14 +130,14 @@ def check_task(task: str, known: Collection[str], field: str) -> None:
         )
 
 
-def check_policy(policy: str, known: Collection[str], field: str, *, or_any: bool = False) -> None:
+def check_policy(policy: str, known: Collection[str], field: str, *, or_any: bool = False, status: int = 400) -> None:
     """``or_any``: an order may leave it to the weights of the run's configuration."""
     if policy not in known and not (or_any and policy == ANY):
         names = ", ".join(known) + (f"; {ANY} for one by rollout.policy_weights" if or_any else "")
         raise Refusal(
             f"this run has no policy {policy!r}; it has: {names}",
             code="unknown_policy",
-            status=400,
+            status=status,
             details={"field": field, "known": sorted(known)},
         )
 

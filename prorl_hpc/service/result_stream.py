@@ -29,7 +29,7 @@ def result_calls(service: RolloutService, keep_alive_s: float = KEEP_ALIVE_S) ->
     async def stream(asked: Asked) -> Response:
         query = asked.query
         if policy := query.get(POLICY):
-            check_policy(policy, service.policies, POLICY.name)
+            check_policy(policy, service.policies, POLICY.name, status=404)
         lines = _Lines(service, query.get(BATCH_ID), policy, query.get(CURSOR), query.get(LINE_LIMIT))
         wait_s = keep_alive_s if query.get(FOLLOW) else None
         # The first page now, so that a refusal still has its own status.

@@ -23,7 +23,7 @@ def rollout_calls(service: RolloutService) -> list[Call]:
     def _policy(query: Query) -> str:
         policy = query.get(POLICY)
         if policy:
-            check_policy(policy, service.policies, POLICY.name)
+            check_policy(policy, service.policies, POLICY.name, status=404)
         return policy
 
     async def page(asked: Asked) -> list[RolloutProgress]:

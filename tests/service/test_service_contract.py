@@ -213,11 +213,12 @@ async def test_policies_that_the_run_does_not_have_are_refused(place: Place) -> 
     client = place.client
     for call in (
         client.submit_batch(order(policy="nobody")), client.submit_rollouts([single("a", policy="nobody")]),
-        client.list_rollouts(policy="nobody"), anext(client.stream(follow=False, policy="any")),
         client.update_weights(WeightUpdate(1, ["/w"], policy="any")),
         client.add_server(OutsideServer("o", "http://127.0.0.1:9/v1", policy="nobody")),
     ):  # fmt: skip
         assert await refusal(call) == (400, "unknown_policy")
+    for call in (client.list_rollouts(policy="nobody"), anext(client.stream(follow=False, policy="any"))):
+        assert await refusal(call) == (404, "unknown_policy")
     with pytest.raises(
         ServiceError, match=r"no policy 'polcy'; it has: policy.*; any for one by rollout\.policy_weights"
     ):

@@ -40,7 +40,7 @@ def result_calls(service: RolloutService, keep_alive_s: float = KEEP_ALIVE_S) ->
     return [
         Call(
             "GET", "/v1/results", "Results in the order of their end, one a line", stream, NumberedResult,
-            params=params, refusals=(503,), media_type=NDJSON,
+            params=params, refusals=(404, 503), media_type=NDJSON,
         )
     ]  # fmt: skip
 

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import socket
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-import uvicorn
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.agents.tool_formats import get_tool_format
@@ -20,20 +12,8 @@ from prorl_hpc.gateway.app import PING_S, make_app
 from prorl_hpc.gateway.door import IDLE_S, MOST_WAITING, door_protocol
 from prorl_hpc.gateway.session import Session
 from prorl_hpc.gateway.strands import Limits
+from prorl_hpc.observe.http_server import HttpServer, unix_listener
 from prorl_hpc.tasks.protocol import RolloutContext
-
-log = logging.getLogger(__name__)
-
-_GRACE_S = 1
-"""How long answers may still take when the gateway ends."""
-
-
-class _Server(uvicorn.Server):
-    """Leaves the signals to the process that it runs in."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Gateway:
@@ -46,39 +26,20 @@ class Gateway:
         self._idle_s = idle_s
         self._ping_s = ping_s
         self._sessions: dict[str, Session] = {}
-        self._server: _Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._server: HttpServer | None = None
 
     async def start(self) -> None:
         """Raises OSError if the socket cannot be made."""
-        listener = _unix_socket(self.socket)
-        config = uvicorn.Config(
-            make_app(self._sessions.get, self._ping_s),
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            loop="none",
-            http=door_protocol(self._idle_s),
-            backlog=MOST_WAITING,
-            ws="none",
-            server_header=False,
-            timeout_graceful_shutdown=_GRACE_S,
-        )
-        self._server = _Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started:
-            if self._serving.done():
-                self._serving.result()
-                raise RuntimeError("the gateway's HTTP server ended before it listened")
-            await asyncio.sleep(0.01)
+        app = make_app(self._sessions.get, self._ping_s)
+        protocol = door_protocol(self._idle_s)
+        self._server = HttpServer(app, unix_listener(self.socket), http=protocol, backlog=MOST_WAITING)
+        await self._server.start()
 
     async def close(self) -> None:
         await asyncio.gather(*(session.close() for session in list(self._sessions.values())))
         self._sessions.clear()
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
+        if self._server is not None:
+            await self._server.stop()
         self.socket.unlink(missing_ok=True)
 
     def open_session(
@@ -104,17 +65,3 @@ class Gateway:
         )
         self._sessions[session.key] = session
         return session
-
-
-def _unix_socket(path: Path) -> socket.socket:
-    """Listening at ``path``, mode 0600 from its first moment on; what an earlier process left there is replaced."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(stat.S_IXUSR | stat.S_IRWXG | stat.S_IRWXO)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    listener.listen(1024)
-    return listener

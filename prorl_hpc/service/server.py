@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
-import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from prorl_hpc.messages.errors import RunError
+from prorl_hpc.observe.http_server import HttpServer, unix_listener
 from prorl_hpc.service.app import PROCESS_TIMEOUT_S, make_app
 from prorl_hpc.service.bearer_token import BearerToken
 from prorl_hpc.service.protocol import RolloutService
 
 log = logging.getLogger(__name__)
-
-_GRACE_S = 1
-"""How long answers may still take when the service ends."""
-
-
-class _Server(uvicorn.Server):
-    """Leaves the signals to the process that it runs in."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class HttpFace:
@@ -58,13 +44,12 @@ class HttpFace:
         self._tcp_host = tcp_host
         self._tcp_ports = tcp_ports
         self._token = token
-        self._servers: list[_Server] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._servers: list[HttpServer] = []
         self.url = ""
 
     async def __aenter__(self) -> HttpFace:
         listener = None if self._tcp_host is None else _tcp_socket(self._tcp_host, self._tcp_ports)
-        await self._serve(self._app, _unix_socket(self._socket_path))
+        await self._serve(self._app, unix_listener(self._socket_path))
         if listener is not None:
             self.url = "http://{}:{}".format(*listener.getsockname()[:2])
             await self._serve(BearerToken(self._app, self._token, self._app.state.http_metrics.refused), listener)
@@ -74,32 +59,13 @@ class HttpFace:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for server in self._servers:
-            server.should_exit = True
-        await asyncio.gather(*self._tasks)
+        await asyncio.gather(*(server.stop() for server in self._servers))
         self._socket_path.unlink(missing_ok=True)
 
     async def _serve(self, app: ASGIApp, listener: socket.socket) -> None:
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="warning",  # at a start it says "error" and nothing of where it listens
-            access_log=False,
-            lifespan="off",
-            loop="none",
-            ws="none",
-            server_header=False,
-            timeout_graceful_shutdown=_GRACE_S,
-        )
-        server = _Server(config)
+        server = HttpServer(app, listener)
         self._servers.append(server)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        self._tasks.append(task)
-        while not server.started:
-            if task.done():
-                task.result()
-                raise RuntimeError("the HTTP server ended before it listened")
-            await asyncio.sleep(0.01)
+        await server.start()
 
 
 def _tcp_socket(host: str, ports: Sequence[int]) -> socket.socket:
@@ -113,16 +79,3 @@ def _tcp_socket(host: str, ports: Sequence[int]) -> socket.socket:
     raise RunError(
         f"the HTTP API cannot listen on {host}, port {asked}: {failed}. Set rollout.http_port to another port"
     )
-
-
-def _unix_socket(path: Path) -> socket.socket:
-    """Listening at ``path``, mode 0600 from its first moment on; what an earlier process left there is replaced."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(stat.S_IXUSR | stat.S_IRWXG | stat.S_IRWXO)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    listener.listen(1024)
-    return listener

@@ -8,12 +8,12 @@ The class is constructed with the TaskConfig and implements prorl_hpc.tasks.prot
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from prorl_hpc.config.schema import TaskConfig
 from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.tasks.importing import import_told
 from prorl_hpc.tasks.protocol import AgentHandler
 
 BUILT_IN: dict[str, str] = {
@@ -47,17 +47,7 @@ def _import_class(path: str) -> Callable[[TaskConfig], Any]:
     module_name, _, class_name = path.partition(":")
     if not module_name or not class_name:
         raise ConfigError(f"task.name={path}: expected module:Class, like my_package.my_module:MyHandler")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"task.name={path}: the module {module_name} does not import ({error}). Install it in this environment "
-            "or put its directory on PYTHONPATH, on every node"
-        ) from error
-    except (Exception, SystemExit) as error:  # the user's module: whatever it raises, its name and place are wanted
-        raise ConfigError(
-            f"task.name={path}: the module {module_name} breaks while it is imported: {type(error).__name__}: {error}"
-        ) from error
+    module = import_told(f"task.name={path}", module_name)
     handler = getattr(module, class_name, None)
     if not isinstance(handler, type):
         classes = sorted(n for n, value in vars(module).items() if isinstance(value, type) and not n.startswith("_"))

@@ -9,7 +9,6 @@ notes and sandbox). It may be ``async``; a plain one must not block, for it shar
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 from collections.abc import Awaitable, Callable
@@ -17,6 +16,7 @@ from numbers import Real
 from typing import cast
 
 from prorl_hpc.messages.errors import ConfigError, RunError
+from prorl_hpc.tasks.importing import import_told
 from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
 
 Reward = Callable[[Evaluation, RolloutContext], float | Awaitable[float]]
@@ -51,17 +51,7 @@ def _import(told: str, path: str) -> Reward:
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{told}: expected module:function, like my_package.rewards:shorter_is_better")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{told}: the module {module_name} does not import ({error}). Install it in this environment or put its "
-            "directory on PYTHONPATH, on every node"
-        ) from error
-    except (Exception, SystemExit) as error:  # the user's module: whatever it raises, its name and place are wanted
-        raise ConfigError(
-            f"{told}: the module {module_name} breaks while it is imported: {type(error).__name__}: {error}"
-        ) from error
+    module = import_told(told, module_name)
     function = getattr(module, name, None)
     if not callable(function):
         known = sorted(n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_"))

@@ -79,8 +79,12 @@ def assert_grows_in_proportion(
     before = 0.0
     for length in lengths:
         times = length // len(unit)
-        took = cpu_seconds(read, head + unit * times + tail)
-        assert took <= max(FLOOR_S, MOST_GROWTH * before), (
+        text, most = head + unit * times + tail, max(FLOOR_S, MOST_GROWTH * before)
+        took = cpu_seconds(read, text)
+        for _ in range(3):  # a collection of garbage, a core that was slowed down: not every time
+            if took > most:
+                took = min(took, cpu_seconds(read, text))
+        assert took <= most, (
             f"{head!r} + {unit!r} * {times} + {tail!r} takes {took:.2f} s, a shorter one {before:.2f} s"
         )
         before = took

@@ -24,6 +24,8 @@ def test_its_settings_exist() -> None:
     for name in named:
         place: Any = config
         for part in name.split("."):
+            if isinstance(place, dict):  # takes any name
+                break
             assert hasattr(place, part), name
             place = getattr(place, part)
     for part in re.findall(r"cluster\.<component>\.([a-z_]+)", TEXT):

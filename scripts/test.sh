@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# All tests, in two processes side by side: those on clusters of fakes mostly wait for Slurm. What they said comes last.
+# All tests, in two processes side by side: those on clusters of fakes mostly wait for Slurm, and
+# tasks and outside agents come after them. What they said comes last.
 # `make test` calls this; for a part of the tests: `.venv/bin/python -m pytest tests/core` and the like.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-beside=(tests/dev_cluster tests/sbatch tests/slurm)
+beside=(tests/dev_cluster tests/sbatch tests/slurm tests/outside_agents tests/tasks)
 said=.setup/tests-beside.log
 mkdir -p .setup
 

@@ -124,7 +124,8 @@ class Report(msgspec.Struct, frozen=True):
     def markdown(self) -> str:
         """The same table for the documentation."""
         lines = ["| figure | value | against | goal | holds | how |", "|---|---|---|---|---|---|"]
-        lines += ["| " + " | ".join(_cells(figure)) + " |" for figure in self.figures]
+        rows = [[cell.replace("|", "\\|") for cell in _cells(figure)] for figure in self.figures]
+        lines += ["| " + " | ".join(row) + " |" for row in rows]
         return "\n".join([f"{self.machine}; commit {self.commit or 'unknown'}; {self.date}.", "", *lines])
 
 

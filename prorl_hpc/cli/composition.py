@@ -73,6 +73,7 @@ def compose_all(arguments: list[str], own_flags: tuple[str, ...] = ()) -> list[C
     which print. Raises ConfigError that tells all that is wrong; ``own_flags`` are those of the verb."""
     _check_flags(arguments, own_flags)
     _check_directories(arguments)
+    _check_groups(arguments)
     left, errors, own_dir = _flags_first(arguments), list[str](), _config_dir(arguments)
     for _ in range(_MOST_ERRORS):
         try:
@@ -92,6 +93,17 @@ def compose_all(arguments: list[str], own_flags: tuple[str, ...] = ()) -> list[C
     if len(told) == 1:
         raise ConfigError(told[0])
     raise ConfigError(f"{len(told)} things are wrong:" + "".join(f"\n  - {error}" for error in told))
+
+
+def _check_groups(arguments: list[str]) -> None:
+    """Hydra breaks over a list or dict in place of a group's choice."""
+    for word in arguments:
+        group, _, value = word.partition("=")
+        choices = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")) if group.isidentifier() else []
+        if choices and value.startswith(("[", "{")):
+            raise ConfigError(
+                f"{word}: {group} is a group, chosen by name: {', '.join(choices)}. Its settings are {group}.NAME=VALUE"
+            )
 
 
 def _compose(arguments: list[str]) -> list[Composed]:

@@ -134,5 +134,5 @@ def test_shipped_definitions_are_there_and_can_be_put_on_other_bases(
         rebase(base.text, "nowhere", cache)
     with pytest.raises(ConfigError, match="`prorl-hpc image build base` makes it"):
         rebase(base.text, "base", cache)
-    with pytest.raises(ConfigError, match=r"did you mean coding\? build takes base"):
+    with pytest.raises(ConfigError, match=r"did you mean coding\? build takes agents, base"):
         load_definition("codin")

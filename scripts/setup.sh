@@ -58,6 +58,7 @@ if [ "$goal" = test ]; then
   apt_install slurmctld slurmd slurm-client munge iproute2 shellcheck procps ||
     warn "tests on a real Slurm cluster will be skipped"
   apt_install busybox-static tmux git || warn "tests of images without Python, and the bench against tmux, will be skipped"
+  apt_install zsh fish || warn "tests of completion in these shells will be skipped"
 fi
 
 # --- Python packages ------------------------------------------------------------------------------

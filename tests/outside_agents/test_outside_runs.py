@@ -32,7 +32,6 @@ from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutSpec, SamplingParams, Stage
 from prorl_hpc.messages.trajectory import Finish
-from prorl_hpc.sandbox.apptainer import ApptainerRuntime
 from prorl_hpc.tasks.solve import Solve
 
 ASK = """
@@ -296,9 +295,9 @@ async def test_the_instruction_is_told_in_full_and_nothing_in_it_is_filled_in(be
     assert llm.prompts[0].count('Say {key} {openai_url}\n$HOME \'and "so" on ☂') == 2
 
 
+@pytest.mark.apptainer
+@pytest.mark.parametrize("bed", ["apptainer"], indirect=True)
 async def test_there_is_no_other_network(bed: Bed) -> None:
-    if not isinstance(bed.runtime, ApptainerRuntime):
-        pytest.skip("local sandboxes have the node's network")
     code = """
         import socket
         names = sorted(name for _, name in socket.if_nameindex())
@@ -328,9 +327,8 @@ async def test_parallel_rollouts_do_not_mix(bed: Bed) -> None:
 
 
 @pytest.mark.apptainer
+@pytest.mark.parametrize("bed", ["apptainer"], indirect=True)
 async def test_an_image_without_python(bed: Bed, tmp_path: Path) -> None:
-    if not isinstance(bed.runtime, ApptainerRuntime):
-        pytest.skip("local sandboxes have no image")
     body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hello"}]})
     call = f"wget -q -O - --header 'Authorization: Bearer {{key}}' --header 'Content-Type: application/json' --post-data '{body}' {{openai_url}}/chat/completions"
     config = shell(f"busybox {call}", image=str(busybox_image(tmp_path / "image")), answer="stdout")

@@ -64,16 +64,6 @@ class ChatFormat:
         """In which the model writes calls: a name of agents.tool_formats."""
         return self.dialect.tool_format
 
-    @property
-    def fingerprint(self) -> str:
-        """Of the tokenizer's vocabulary, added tokens included: equal where ids mean the same."""
-        return self._tokens.fingerprint
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of the tokenizer's tokens, added ones included."""
-        return self._tokens.vocab_size
-
     def first_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[int]:
         """The conversation's first ids: all messages, then the assistant's turn opened. ``tools`` are told of as the
         template does it, or in the system message if it does not. ConfigError if the template refuses the messages."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -26,8 +25,6 @@ class ChatTokens:
         self._tokenizer = tokenizer
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
-        """Number of tokens, added ones included."""
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.control: dict[str, tuple[int, AddedToken]] = {
@@ -49,17 +46,6 @@ class ChatTokens:
         longest_first = sorted(self.control, key=len, reverse=True)
         self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
         tokenizer.encode_special_tokens = True
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Of the vocabulary: which token has which id, added tokens included. Equal for tokenizers that give equal
-        meaning to ids."""
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        digest = hashlib.sha256()
-        for text, token_id in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
-            if not text.startswith(_OWN):
-                digest.update(f"{token_id}\0{text}\0".encode(errors="surrogatepass"))
-        return digest.hexdigest()
 
     def encode(self, parts: Iterable[tuple[str, bool]], *, at_start: bool) -> list[int]:
         """Ids of the texts one after another. Second of each: whether it is the template's, in which control tokens

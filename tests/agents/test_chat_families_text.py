@@ -114,13 +114,6 @@ def test_an_unknown_role_is_an_error_and_developer_is_the_system(opened: Any) ->
     assert chat.first_prompt([Message("developer", "s"), USER]) == chat.first_prompt([Message("system", "s"), USER])
 
 
-def test_equal_vocabularies_have_equal_fingerprints(opened: Any, directory: Path) -> None:
-    one, other = opened("llama3_1"), opened("llama3_2")
-    assert one.fingerprint == other.fingerprint != opened("qwen3").fingerprint
-    assert opened("qwen3").fingerprint != opened("qwen2_5").fingerprint  # added tokens count
-    assert one.vocab_size == len(json.loads((directory / "llama3_1" / "tokenizer.json").read_text())["model"]["vocab"])
-
-
 NEXT_ROLE_ENDS = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}{{ '<|' + m.role + '|>\n' + (m.content or '') }}{% for c in m.tool_calls or [] %}"
@@ -153,8 +146,6 @@ def test_a_tokenizer_that_writes_the_first_word_otherwise(directory: Path, famil
     assert controls(chat, chat.extension([Message("user", HOSTILE)], None)) == controls(
         chat, chat.extension([Message("user", "x")], None)
     )
-    assert chat.vocab_size == chat._tokens._tokenizer.get_vocab_size() - 1
-    assert chat.fingerprint == ChatFormat.open(model).fingerprint
 
 
 BREAKS_WITH_TOOLS = {
@@ -190,7 +181,6 @@ def test_a_real_small_model_is_told_of_tools() -> None:
     assert "<|im_start|>user\n<tool_response>\nfirst output\n</tool_response><|im_end|>" in text_of(
         chat, chat.extension(RESULTS, chat.end_of_turn_id)
     )
-    assert chat.vocab_size == 49152 and len(chat.fingerprint) == 64
     assert controls(chat, chat.extension([Message("user", HOSTILE)], None)) == 4
 
 

@@ -19,6 +19,7 @@ from prorl_hpc.agents.chat_dialect import Dialect, Probe
 from prorl_hpc.agents.chat_template import ChatTemplate, read_json_file
 from prorl_hpc.agents.chat_thinking import set_thinking
 from prorl_hpc.agents.chat_tokens import ChatTokens, load_tokenizer
+from prorl_hpc.config.model_directory import vocab_size_of
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.trajectory import Message, ToolSchema
 
@@ -56,7 +57,9 @@ class ChatFormat:
         set_thinking(template, thinking, str(model_dir))
         dialect = Probe(template).dialect(tool_format)
         chat = cls(ChatTokens(tokenizer, template.source), template, dialect, _eos_ids(model_dir), str(model_dir))
-        chat._check_vocabulary(tokenizer.get_vocab_size(with_added_tokens=False), _model_vocab_size(model_dir))
+        chat._check_vocabulary(
+            tokenizer.get_vocab_size(with_added_tokens=False), vocab_size_of(read_json_file(model_dir / "config.json"))
+        )
         return chat
 
     @property
@@ -95,14 +98,6 @@ class ChatFormat:
                 f"the tokenizer of {self.name} writes token ids up to {largest}, its config.json has vocab_size {of_model}: "
                 "they do not belong together. Use the tokenizer that the model was trained with"
             )
-
-
-def _model_vocab_size(model_dir: Path) -> int | None:
-    """As config.json has it, for text where it has parts; None if it does not say."""
-    config = read_json_file(model_dir / "config.json")
-    text = config.get("text_config")
-    size = (text if isinstance(text, dict) else config).get("vocab_size", config.get("vocab_size"))
-    return size if isinstance(size, int) else None
 
 
 def _eos_ids(model_dir: Path) -> list[int]:

@@ -98,3 +98,11 @@ def _has_chat_template(directory: Path) -> bool:
         return True
     settings = directory / "tokenizer_config.json"
     return settings.is_file() and bool(_check_json(settings).get("chat_template"))
+
+
+def vocab_size_of(config: dict[str, Any]) -> int | None:
+    """What a model's config.json says, in its text part where it has parts: the ids that the model can write are smaller.
+    None if it does not say."""
+    text = config.get("text_config")
+    size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+    return size if isinstance(size, int) else None

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prorl_hpc.config.model_directory import vocab_size_of
+
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tekken.json")
 _PASSING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 """Entries of config.json that a model keeps or changes when it is only saved again."""
@@ -35,17 +37,10 @@ def identify_model(directory: Path) -> ModelIdentity:
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
     if not config and not found:
         return ModelIdentity()
-    return ModelIdentity(digest.hexdigest()[:16], _vocab_size(config))
+    return ModelIdentity(digest.hexdigest()[:16], vocab_size_of(config) or 0)
 
 
 def _config(directory: Path) -> dict[str, Any]:
     file = directory / "config.json"
     read = json.loads(file.read_bytes()) if file.is_file() else {}
     return read if isinstance(read, dict) else {}
-
-
-def _vocab_size(config: dict[str, Any]) -> int:
-    """Of a model of text, or the text part of one that sees images too."""
-    text = config.get("text_config")
-    size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
-    return size if isinstance(size, int) else 0

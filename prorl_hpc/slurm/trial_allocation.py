@@ -98,6 +98,8 @@ class TrialAllocation:
             if started and now - started > work_s:
                 return f"its nodes were not done after {work_s:.0f} s"
             time.sleep(_LOOK_S)
+        if not self.last.nodes:  # it was over between two looks
+            self.last = self._look("--states=all") or self.last
         return "" if self._srun.returncode == 0 else f"srun ended with exit code {self._srun.returncode}"
 
     def end(self) -> None:
@@ -117,9 +119,9 @@ class TrialAllocation:
         """What srun and the tasks said so far; lines of the task of component i begin with ``i: ``."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def _look(self) -> TrialState | None:
+    def _look(self, *options: str) -> TrialState | None:
         """None where squeue does not know the job, or gives no answer."""
-        command = ["squeue", "-h", "-n", self._name, "-o", "%i|%T|%N|%r"]
+        command = ["squeue", "-h", "-n", self._name, "-o", "%i|%T|%N|%r", *options]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=5)
         except subprocess.TimeoutExpired:

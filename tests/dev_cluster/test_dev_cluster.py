@@ -85,6 +85,18 @@ def test_a_node_that_crashed_serves_again_after_it_is_booted(own: NamespacedSlur
         assert hostname_from(own, "cpu01") == "cpu01"
 
 
+def test_a_node_that_crashed_while_a_job_was_ending_takes_the_next_at_once(own: NamespacedSlurm) -> None:
+    for _ in range(3):
+        waiting = subprocess.Popen(own.command(["srun", "-w", "cpu01", "sh", "-c", "trap '' TERM; sleep 60"]))
+        wait_until(lambda: own.states()["cpu01"] in ("mixed", "allocated"), "the job runs")
+        own.run(["scancel", "-u", str(os.getuid())])
+        own.crash("cpu01")
+        own.boot("cpu01")
+        assert hostname_from(own, "cpu01") == "cpu01"
+        waiting.kill()
+        waiting.wait()
+
+
 def test_a_dead_node_is_not_killed_twice_nor_a_living_one_booted(own: NamespacedSlurm) -> None:
     with pytest.raises(ConfigError, match="cpu01 is on already"):
         own.boot("cpu01")

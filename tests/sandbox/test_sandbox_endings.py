@@ -21,13 +21,15 @@ from prorl_hpc.sandbox.protocol import SandboxSpec
 
 
 class Children:
-    """Processes of this one that were not there when the test began: clusters and engines of other tests may be."""
+    """Processes below this one that were not there when the test began, nor were begun by those that were: the nodes of
+    other tests' clusters go on."""
 
     def __init__(self) -> None:
-        self._before = set(psutil.Process().children(recursive=True))
+        self._before = psutil.Process().children()
 
     def __call__(self) -> list[psutil.Process]:
-        return [child for child in psutil.Process().children(recursive=True) if child not in self._before]
+        own = [child for child in psutil.Process().children() if child not in self._before]
+        return own + [below for child in own for below in child.children(recursive=True)]
 
 
 @pytest.fixture

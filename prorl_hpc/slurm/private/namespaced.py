@@ -98,6 +98,15 @@ class NamespacedSlurm(PrivateSlurm):
             raise ConfigError(f"{node} is on already: `crash` switches it off")
         self._switch_on(node)
         self.wait_in_service(node)
+        if self.states()[node] == "completing":
+            self._forget_jobs(node)
+            self.wait_in_service(node)
+
+    def _forget_jobs(self, node: str) -> None:
+        """Jobs that were ending when the node crashed: nobody there will report their end any more, and the controller
+        asks again only after minutes."""
+        for state in (["State=DOWN", "Reason=crashed"], ["State=RESUME"]):
+            self.run(["scontrol", "update", f"NodeName={node}", *state]).check_returncode()
 
     def _switch_on(self, node: str) -> None:
         self._forget_pid(node)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from prorl_hpc.config.trainer_schema import TrainerConfig as TrainerConfig
+
 TRAINED = "policy"
 """The name of the policy that ``model`` is, the one that is trained."""
 
@@ -265,62 +267,6 @@ class RolloutConfig:
     """Its port; 0: one that is free, the same again for a coordinator that is started again."""
     keep_trajectories: bool = True
     """Write rollouts/*.parquet. Without it only the newest trajectories are kept, in the journal."""
-
-
-@dataclass
-class TrainerConfig:
-    """Group ``trainer``: DAPO on DeepSpeed."""
-
-    enabled: bool = True
-    """False: the rollout service alone, for a trainer of your own."""
-    steps: int = 16
-    groups_per_step: int = 4
-    group_size: int = 8
-    max_rows_per_step: int = 32
-    """Supply of prompts that dynamic sampling may use up for one step."""
-    max_parallel_groups: int = 0
-    """Groups in flight at once; 0: groups_per_step."""
-    dynamic_sampling: bool = True
-    when_full: str = "cancel"
-    """What becomes of groups in flight when a step has its groups: cancel, or carry: they go on into the next step,
-    which needs ``max_parallel_groups`` greater than ``groups_per_step``."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    learning_rate: float = 3.0e-5
-    adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
-    max_grad_norm: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    overlong_filtering: bool = True
-    """Leave rollouts that were cut out of the loss (DAPO §3.4)."""
-    overlong_finishes: list[str] = field(default_factory=lambda: ["turn_tokens", "rollout_tokens", "context"])
-    """The finish reasons that count as cut; turns, repetition and stop_string can be added."""
-    soft_overlong_cache_tokens: int = 0
-    """L_cache of the soft overlong punishment; 0: off."""
-    max_response_tokens: int = 0
-    """L_max of the soft overlong punishment (trained tokens per rollout); needed when the cache is set."""
-    zero_stage: int = 1
-    dtype: str = "float32"
-    ranks_per_node: int = 1
-    threads: int = 2
-    """CPU threads per rank; GPUs ignore it."""
-    micro_batch_tokens: int = 1024
-    """Padded tokens per forward pass and rank."""
-    gradient_checkpointing: bool = False
-    deepspeed: dict[str, Any] = field(default_factory=dict)
-    """Merged over the DeepSpeed JSON that these settings make."""
-    checkpoint_every: int = 5
-    """Steps between resumable checkpoints; the last step always gets one."""
-    keep_checkpoints: int = 2
-    eval_every: int = 0
-    """Steps between held-out evaluations; 0: only before the first and after the last step."""
-    eval_prompts: int = 64
-    eval_samples: int = 1
-    eval_temperature: float = 1.0
-    probe_tolerance: float = 0.05
-    """Largest |engine − trainer| logprob difference on the probe after a weight update, nats."""
 
 
 @dataclass

@@ -76,6 +76,7 @@ async def lead(process: Process, stop: StopSignal, world: int) -> None:
     from prorl_hpc.trainer.crew import Crew, Rank
     from prorl_hpc.trainer.loop import TrainingLoop
     from prorl_hpc.trainer.publish import WeightDirectory, probe_tokens
+    from prorl_hpc.trainer.publisher import DiskPublisher
     from prorl_hpc.trainer.step_metrics import TensorBoard
 
     config, run = process.config, process.run
@@ -85,6 +86,7 @@ async def lead(process: Process, stop: StopSignal, world: int) -> None:
     rank = await crew.load(lambda: Rank(config, run, stop, rank=0, world=world, host=_host(process)))
     single_node = make_plan(config).single_node
     directory = WeightDirectory(run, single_node=single_node, weight_bytes=rank.engine.weight_bytes)
+    publisher = DiskPublisher(crew, directory)
     stop.loaded()
     process.ready(detail="training")
     try:
@@ -98,7 +100,7 @@ async def lead(process: Process, stop: StopSignal, world: int) -> None:
                     client,
                     crew,
                     stop,
-                    directory,
+                    publisher,
                     board,
                     train_rows=train_rows,
                     heldout_rows=heldout_rows,
@@ -112,7 +114,7 @@ async def lead(process: Process, stop: StopSignal, world: int) -> None:
         await crew.close()
         raise
     finally:
-        directory.close()
+        publisher.close()
 
 
 def _follow(process: Process, stop: StopSignal, rank: int, world: int) -> None:

@@ -33,7 +33,8 @@ from prorl_hpc.trainer.checkpoint import Position
 from prorl_hpc.trainer.crew import Crew
 from prorl_hpc.trainer.orders import evaluation_order, training_order
 from prorl_hpc.trainer.prompts import PromptOrder, Row
-from prorl_hpc.trainer.publish import WeightDirectory, announce
+from prorl_hpc.trainer.publish import announce
+from prorl_hpc.trainer.publisher import Publisher
 from prorl_hpc.trainer.rollout_service import RolloutService
 from prorl_hpc.trainer.step_metrics import TensorBoard, evaluation_metrics, rollout_metrics
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
@@ -53,7 +54,7 @@ class TrainingLoop:
         service: RolloutService,
         crew: Crew,
         stop: StopSignal,
-        directory: WeightDirectory,
+        publisher: Publisher,
         board: TensorBoard,
         *,
         train_rows: list[Row],
@@ -62,7 +63,7 @@ class TrainingLoop:
         position: Position,
     ) -> None:
         self.config, self.settings, self.run_directory = config, config.trainer, run
-        self.service, self.crew, self.stop, self.directory, self.board = service, crew, stop, directory, board
+        self.service, self.crew, self.stop, self.publisher, self.board = service, crew, stop, publisher, board
         self.prompts = PromptOrder(train_rows, config.run.seed)
         self.heldout = heldout_rows[: config.trainer.eval_prompts]
         self.probe_ids = probe_ids
@@ -223,14 +224,14 @@ class TrainingLoop:
             await self._or_stop(asyncio.sleep(0.5))
 
     async def _publish(self) -> float | None:
-        """Write the weights, have every server load them, check the probe; the largest gap."""
+        """Offer the weights, have every server load them, check the probe; the largest gap."""
         version = self.position.step + 1  # 0 is what an engine starts with: not yet compared with the trainer's
         with self._phase("publishing", f"weights {version}"):
-            paths = await self.crew.write_weights(self.directory.version(version))
             probe = WeightProbe(self.probe_ids, await self.crew.score(self.probe_ids), self.settings.probe_tolerance)
+            update = await self.publisher.offer(version, probe)
             patience_s = self.config.run.start_timeout_s
-            gap = await self._or_stop(announce(self.service, version, paths, probe, patience_s=patience_s))
-            self.directory.remove_older()
+            gap = await self._or_stop(announce(self.service, update, patience_s=patience_s))
+            self.publisher.delivered()
         self.weight_version = version
         log.info("weights %d are served, probe gap %s", version, "unknown" if gap is None else f"{gap:.2g}")
         return gap

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.errors import RunError
-from prorl_hpc.messages.inference import WeightProbe, WeightUpdate, WeightUpdated
+from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
 from prorl_hpc.trainer.rollout_service import RolloutService
 
 log = logging.getLogger(__name__)
@@ -71,23 +71,21 @@ class WeightDirectory:
 
 async def announce(
     service: RolloutService,
-    version: int,
-    paths: list[Path],
-    probe: WeightProbe,
+    update: WeightUpdate,
     *,
     patience_s: float = 0.0,
 ) -> float | None:
-    """Have the servers that are there load ``paths`` as ``version``. Returns the largest probe gap (None if no engine can
+    """Have the servers that are there load ``update``. Returns the largest probe gap (None if no engine can
     score). Servers that are lost, or come later, are not waited for: the service gives them no rollouts before they have
     the weights. Raises RunError if no server has them after ``patience_s`` seconds, or if one does not take them or does
     not agree with the trainer, twice: the first time it may just be dying."""
-    update = WeightUpdate(version, [str(p) for p in paths], probe)
+    version = update.version
     deadline = time.monotonic() + patience_s
     complained: set[str] = set()
     while True:
         answers = await service.update_weights(update)
         there = [answer for answer in answers if not answer.lost]
-        complaints = {a.server_id: text for a in there if (text := _complaint(a, version, probe.tolerance))}
+        complaints = {a.server_id: text for a in there if (text := _complaint(a, update))}
         if there and not complaints:
             break
         if complained & complaints.keys():
@@ -108,12 +106,14 @@ async def announce(
     return max((answer.probe_gap for answer in there if answer.probe_gap is not None), default=None)
 
 
-def _complaint(answer: WeightUpdated, version: int, tolerance: float) -> str:
+def _complaint(answer: WeightUpdated, update: WeightUpdate) -> str:
     if answer.error:
         return f"{answer.server_id}: {answer.error}"
-    if answer.version != version:
+    if answer.version != update.version:
         return f"{answer.server_id} serves version {answer.version}"
-    if answer.probe_gap is not None and not answer.probe_gap <= tolerance:
+    if answer.probe_gap is None or update.probe is None:
+        return ""
+    if not answer.probe_gap <= (tolerance := update.probe.tolerance):
         return (
             f"{answer.server_id} says that it loaded them, but its logprobs of the probe differ from the trainer's by "
             f"{answer.probe_gap:.4g} nats (trainer.probe_tolerance={tolerance}): it serves other weights, or computes in "

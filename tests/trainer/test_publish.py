@@ -28,12 +28,12 @@ class Answers:
 
 async def test_the_largest_gap_of_all_servers_is_returned():
     service = Answers(WeightUpdated(3, "inference-0", 1.0, 0.01), WeightUpdated(3, "inference-1", 1.0, 0.02))
-    assert await announce(service, 3, [Path("/w/model.safetensors")], PROBE) == 0.02
+    assert await announce(service, WeightUpdate(3, ["/w/model.safetensors"], PROBE)) == 0.02
     assert service.updates == [WeightUpdate(3, ["/w/model.safetensors"], PROBE)]
 
 
 async def test_an_engine_that_cannot_score_is_taken_at_its_word():
-    assert await announce(Answers(WeightUpdated(3, "inference-0", 1.0)), 3, [], PROBE) is None
+    assert await announce(Answers(WeightUpdated(3, "inference-0", 1.0)), WeightUpdate(3, [], PROBE)) is None
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ async def test_an_engine_that_cannot_score_is_taken_at_its_word():
 async def test_one_server_without_the_weights_ends_the_run(answer, complaint, monkeypatch):
     monkeypatch.setattr("prorl_hpc.trainer.publish.ASK_AGAIN_S", 0.0)
     with pytest.raises(RunError, match=complaint):
-        await announce(Answers(WeightUpdated(3, "inference-0", 1.0, 0.01), answer), 3, [], PROBE)
+        await announce(Answers(WeightUpdated(3, "inference-0", 1.0, 0.01), answer), WeightUpdate(3, [], PROBE))
 
 
 async def test_nobody_to_publish_to_is_an_error():
     with pytest.raises(RunError, match="no inference server"):
-        await announce(Answers(), 3, [], PROBE)
+        await announce(Answers(), WeightUpdate(3, [], PROBE))
 
 
 class OneByOne(Answers):
@@ -75,18 +75,18 @@ LOST = WeightUpdated(3, "inference-1", 1.0, error="the server was lost", lost=Tr
 async def test_the_servers_that_are_there_suffice_but_one_must_be(monkeypatch, caplog):
     monkeypatch.setattr("prorl_hpc.trainer.publish.ASK_AGAIN_S", 0.0)
     service = OneByOne([], [LOST], [HERE, LOST])
-    assert await announce(service, 3, [], PROBE, patience_s=60) == 0.01
+    assert await announce(service, WeightUpdate(3, [], PROBE), patience_s=60) == 0.01
     assert len(service.updates) == 3
     assert "served without inference-1: the server was lost" in caplog.text
     with pytest.raises(RunError, match="no inference server came to load them within 0 s"):
-        await announce(Answers(LOST), 3, [], PROBE)
+        await announce(Answers(LOST), WeightUpdate(3, [], PROBE))
 
 
 async def test_a_server_that_fails_while_it_dies_is_asked_again(monkeypatch):
     monkeypatch.setattr("prorl_hpc.trainer.publish.ASK_AGAIN_S", 0.0)
     dying = WeightUpdated(3, "inference-1", 1.0, error="the engine is gone")
     for later in ([HERE, LOST], [HERE, WeightUpdated(3, "inference-1", 1.0, 0.02)]):
-        await announce(OneByOne([HERE, dying], later), 3, [], PROBE)
+        await announce(OneByOne([HERE, dying], later), WeightUpdate(3, [], PROBE))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from prorl_hpc.trainer.crew import Crew, Rank
 from prorl_hpc.trainer.loop import TrainingLoop
 from prorl_hpc.trainer.prompts import PromptOrder
 from prorl_hpc.trainer.publish import WeightDirectory, probe_tokens
+from prorl_hpc.trainer.publisher import DiskPublisher
 from prorl_hpc.trainer.step_metrics import TensorBoard
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
@@ -57,6 +58,7 @@ async def a_loop(run: RunDirectory, service: FakeRollouts, monkeypatch, commands
     config, stop, crew = run.load_config(), StopSignal(), Crew()
     rank = await crew.load(lambda: Rank(config, run, stop, rank=0, world=1, host="127.0.0.1"))
     directory = WeightDirectory(run, single_node=True, weight_bytes=rank.engine.weight_bytes)
+    publisher = DiskPublisher(crew, directory)
     with TensorBoard(run.tensorboard) as board:
         yield TrainingLoop(
             config,
@@ -64,7 +66,7 @@ async def a_loop(run: RunDirectory, service: FakeRollouts, monkeypatch, commands
             service,
             crew,
             stop,
-            directory,
+            publisher,
             board,
             train_rows=ROWS,
             heldout_rows=[{"id": f"h{i}", "number": 20 + i} for i in range(6)],
@@ -72,7 +74,7 @@ async def a_loop(run: RunDirectory, service: FakeRollouts, monkeypatch, commands
             position=rank.position,
         )
     await crew.close()
-    directory.close()
+    publisher.close()
 
 
 async def test_a_whole_run(tmp_path, tiny_model, monkeypatch, commands):

@@ -7,16 +7,25 @@ are not numbers are errors that name the rollout: never zeros.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.messages.batch import BatchResult, GroupOutcome, GroupResult
-from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.messages.rollout import RolloutResult, Status
 from prorl_hpc.messages.trajectory import Finish, Trajectory
-from prorl_hpc.trainer.losses import group_advantages, soft_overlong_punishment
+from prorl_hpc.trainer.advantages import (
+    batch_advantages,
+    group_advantages,
+    group_mean_advantages,
+    leave_one_out_advantages,
+    soft_overlong_punishment,
+)
+from prorl_hpc.trainer.losses import sequence_weights
 
 ZERO_LOGPROBS_SUSPECT = 8
 """So many trained tokens with a logprob of exactly 0.0, and no other: a server or router padded them."""
@@ -24,8 +33,7 @@ ZERO_LOGPROBS_SUSPECT = 8
 
 @dataclass(frozen=True)
 class Sample:
-    """One conversation: ids, where the loss counts, the engine's logprobs (π_old) and one advantage. Lists of length T.
-    ``part``: 0 for a rollout's main conversation, then its branches, which have its advantage."""
+    """One conversation: ids, where the loss counts, the engine's logprobs and one advantage. Lists of length T."""
 
     rollout_id: str
     group_id: str
@@ -33,7 +41,15 @@ class Sample:
     loss_mask: list[bool]
     logprobs: list[float]
     advantage: float
+    """0.0 with ``advantage=gae``: the engine computes one for each token."""
     part: int = 0
+    """0 for a rollout's main conversation, then its branches, which have its reward and its advantage."""
+    reward: float = 0.0
+    """The rollout's, soft overlong punishment included."""
+    weight: float = 0.0
+    """Of each trained token in the loss of the batch, see ``losses.sequence_weights``."""
+    oldest_version: int = 0
+    """Least weight version of its trained tokens; 0 if nobody said."""
 
     @property
     def first_trained(self) -> int:
@@ -46,24 +62,66 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A sample whose tokens have no gradient and are not computed; in the batch's denominators they count."""
+
+    group_id: str
+    trained_tokens: int
+
+
+@dataclass(frozen=True)
 class TrainingBatch:
-    """``samples`` with a gradient, and ``total_tokens`` trained tokens of the whole batch: tokens of samples whose
-    advantage is 0 add nothing to the gradient, so they are not computed, but they do count in the mean."""
+    """``samples`` to be computed, and ``total_tokens`` trained tokens of the whole batch, those ``left_out`` included.
+    ``stale_groups``: groups that are not in the batch because they are too old."""
 
     samples: list[Sample]
     total_tokens: int
+    left_out: list[LeftOut] = field(default_factory=list)
+    stale_groups: int = 0
+
+    @classmethod
+    def of(
+        cls, samples: Sequence[Sample], settings: TrainerConfig, left_out: Sequence[LeftOut] = (), stale_groups: int = 0
+    ) -> TrainingBatch:
+        """A batch of these samples, their weights made for it."""
+        lengths = [s.trained_tokens for s in samples] + [s.trained_tokens for s in left_out]
+        weights = sequence_weights(lengths, settings.aggregation, settings.aggregation_tokens)
+        weighed = [replace(sample, weight=weight) for sample, weight in zip(samples, weights, strict=False)]
+        return cls(weighed, sum(lengths), list(left_out), stale_groups)
+
+    def mini_batches(self, n: int, settings: TrainerConfig) -> list[TrainingBatch]:
+        """Whole groups dealt out in turn to ``n`` parts (fewer if there are fewer groups), each with weights of its own. Parts
+        in which nothing is to be computed are left out."""
+        groups = list(dict.fromkeys([s.group_id for s in self.samples] + [s.group_id for s in self.left_out]))
+        count = max(1, min(n, len(groups)))
+        place = {group: i % count for i, group in enumerate(groups)}
+        parts = [
+            TrainingBatch.of(
+                [s for s in self.samples if place[s.group_id] == i],
+                settings,
+                [s for s in self.left_out if place[s.group_id] == i],
+            )
+            for i in range(count)
+        ]
+        return [part for part in parts if part.samples]
 
 
-def training_batch(result: BatchResult, config: TrainerConfig) -> TrainingBatch:
-    """Samples of the accepted groups: each conversation of a rollout with tokens of the policy is one. Raises RunError naming
-    the rollout that cannot be trained on."""
-    samples = [
-        sample
-        for group in result.groups
-        if group.outcome is GroupOutcome.ACCEPTED
-        for sample in _group_samples(group, config)
-    ]
-    return TrainingBatch([s for s in samples if s.advantage != 0.0], sum(s.trained_tokens for s in samples))
+def training_batch(result: BatchResult, config: TrainerConfig, oldest_allowed: int = 0) -> TrainingBatch:
+    """Samples of the accepted groups: each conversation of a rollout with tokens of the policy is one. Groups with a trained token of
+    a weight version below ``oldest_allowed`` are left out and counted. Groups come in the order of their rows, whichever
+    ended first. Raises RunError naming the rollout that cannot be trained on."""
+    accepted = sorted(
+        (group for group in result.groups if group.outcome is GroupOutcome.ACCEPTED),
+        key=lambda group: (group.carried_from == "", group.carried_from, group.row_index),
+    )
+    candidates = [_candidates(group, config) for group in accepted]
+    fresh = [group for group in candidates if all(s.oldest_version >= oldest_allowed for s in group.samples)]
+    samples = _with_advantages(fresh, config)
+    # Without KL, entropy and value loss an advantage of 0 leaves no gradient.
+    others = config.advantage == "gae" or config.kl_coefficient or config.entropy_coefficient
+    computed = [s for s in samples if others or s.advantage != 0.0]
+    left_out = [LeftOut(s.group_id, s.trained_tokens) for s in samples if not others and s.advantage == 0.0]
+    return TrainingBatch.of(computed, config, left_out, len(candidates) - len(fresh))
 
 
 def check_vocabulary(batch: TrainingBatch, vocab_size: int) -> None:
@@ -76,12 +134,24 @@ def check_vocabulary(batch: TrainingBatch, vocab_size: int) -> None:
             )
 
 
-def _group_samples(group: GroupResult, config: TrainerConfig) -> list[Sample]:
-    finished = [r for r in group.rollouts if r.status is Status.DONE]
-    rewards = [_reward(r, config) for r in finished]
-    advantages = group_advantages(torch.tensor(rewards, dtype=torch.float64)).tolist() if finished else []
-    samples = []
-    for rollout, advantage in zip(finished, advantages, strict=True):
+@dataclass(frozen=True)
+class _Candidates:
+    """A group's rewards by rollout, those of filtered rollouts too, and its samples without advantages."""
+
+    rewards: dict[str, float]
+    samples: list[Sample]
+
+    def lengths(self) -> list[int]:
+        """Trained tokens of each rollout that are left after filtering."""
+        return [sum(s.trained_tokens for s in self.samples if s.rollout_id == rollout) for rollout in self.rewards]
+
+
+def _candidates(group: GroupResult, config: TrainerConfig) -> _Candidates:
+    found = _Candidates({}, [])
+    for rollout in group.rollouts:
+        if rollout.status is not Status.DONE:
+            continue
+        found.rewards[rollout.rollout_id] = _reward(rollout, config)
         if not any(conversation.num_trained_tokens for conversation in rollout.trajectory.conversations):
             raise RunError(f"{_name(rollout)} has no token with logprobs from the policy: it cannot be trained on")
         for part, conversation in enumerate(rollout.trajectory.conversations):
@@ -90,13 +160,46 @@ def _group_samples(group: GroupResult, config: TrainerConfig) -> list[Sample]:
             _check_tokens(conversation, _name(rollout, part))
             if config.overlong_filtering and _was_cut(conversation, config):
                 continue  # DAPO §3.4: its reward stays in the group's mean, its tokens get loss mask 0
-            samples.append(_sample(rollout, group.group_id, conversation, advantage, part))
+            found.samples.append(
+                _sample(rollout, group.group_id, conversation, part, found.rewards[rollout.rollout_id])
+            )
+    return found
+
+
+def _sample(rollout: RolloutResult, group_id: str, conversation: Trajectory, part: int, reward: float) -> Sample:
+    versions = [s.weight_version for s in conversation.segments if s.trained and s.weight_version is not None]
+    return Sample(
+        rollout.rollout_id,
+        group_id,
+        conversation.token_ids,
+        conversation.loss_mask,
+        conversation.logprobs,
+        advantage=0.0,
+        part=part,
+        reward=reward,
+        oldest_version=min(versions, default=0),
+    )
+
+
+_BY_GROUP = {"group": group_advantages, "group_mean": group_mean_advantages, "leave_one_out": leave_one_out_advantages}
+
+
+def _with_advantages(groups: Sequence[_Candidates], config: TrainerConfig) -> list[Sample]:
+    if config.advantage == "gae":
+        return [sample for group in groups for sample in group.samples]
+    rewards = [torch.tensor(list(group.rewards.values()), dtype=torch.float64) for group in groups]
+    found: list[Tensor]
+    if config.advantage == "batch":
+        found = batch_advantages(rewards, [group.lengths() for group in groups])
+    elif config.advantage in _BY_GROUP:
+        found = [_BY_GROUP[config.advantage](each) for each in rewards]
+    else:
+        raise ConfigError(f"trainer.advantage={config.advantage}: choose {', '.join(_BY_GROUP)}, batch or gae")
+    samples = []
+    for group, advantages in zip(groups, found, strict=True):
+        by_rollout = dict(zip(group.rewards, advantages.tolist(), strict=True))
+        samples += [replace(sample, advantage=by_rollout[sample.rollout_id]) for sample in group.samples]
     return samples
-
-
-def _sample(rollout: RolloutResult, group_id: str, conversation: Trajectory, advantage: float, part: int) -> Sample:
-    ids, mask, logprobs = conversation.token_ids, conversation.loss_mask, conversation.logprobs
-    return Sample(rollout.rollout_id, group_id, ids, mask, logprobs, advantage, part)
 
 
 def _was_cut(conversation: Trajectory, config: TrainerConfig) -> bool:

@@ -19,7 +19,8 @@ from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.trainer.batches import TrainingBatch, check_vocabulary
 from prorl_hpc.trainer.layout import collate, make_rows, micro_batches, share_out
-from prorl_hpc.trainer.losses import LossSums, dapo_loss
+from prorl_hpc.trainer.loss_sums import LossSums
+from prorl_hpc.trainer.losses import LossSettings, TokenTerms, training_loss
 from prorl_hpc.trainer.policy import Policy, load_policy
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
@@ -120,7 +121,7 @@ class Engine:
         budget = self.config.micro_batch_tokens
         rows = make_rows(batch.samples, budget, share_prompts=self.policy.shares_prompts)
         mine = share_out(micro_batches(rows, budget), self.world)[self.rank]
-        sums = LossSums()
+        sums, settings = LossSums(), LossSettings.of(self.config)
         for index, part in enumerate(mine):
             self._stop_together()
             self._deepspeed.set_gradient_accumulation_boundary(index == len(mine) - 1)
@@ -128,18 +129,12 @@ class Engine:
             logprobs, entropy = self._deepspeed(
                 micro.token_ids, micro.positions, micro.visible, micro.sources, micro.targets, self.config.temperature
             )
-            loss, part_sums = dapo_loss(
-                logprobs,
-                micro.old_logprobs,
-                micro.advantages,
-                micro.mask,
-                total_tokens=batch.total_tokens,
-                clip_low=self.config.clip_low,
-                clip_high=self.config.clip_high,
-                entropy=entropy,
+            terms = TokenTerms(
+                logprobs, micro.old_logprobs, micro.advantages, micro.weights, micro.sequences, entropy=entropy
             )
+            loss, part_sums = training_loss(terms, settings)
             sums += part_sums
-            # DeepSpeed averages gradients over the ranks; the loss is already divided by the global token count.
+            # DeepSpeed averages gradients over the ranks; the weights are already shares in the global batch.
             self._deepspeed.backward(loss * self.world)
         for group in self._deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -214,6 +209,14 @@ class Engine:
         by_rank: list[Any] = [None] * self.world
         by_rank[self.rank] = state
         optimizer.load_state_dict(by_rank, load_from_fp32_weights=self.dtype != torch.float32)
+
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """What is trained besides the Hugging Face model."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Restore what ``extra_state`` gave."""
 
 
 _MASTER_WEIGHTS = {"single_partition_of_fp32_groups", "fp32_flat_groups"}

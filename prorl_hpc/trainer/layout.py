@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ PROMPT, PADDING = 0, -1
 @dataclass
 class Row:
     """Tokens of length T, and for each of N trained tokens: from which place in the row it is predicted, its id,
-    its old logprob and its advantage."""
+    its old logprob, its advantage, its weight in the loss and the number of its sample within the row."""
 
     token_ids: list[int]
     positions: list[int]
@@ -32,8 +32,8 @@ class Row:
     targets: list[int] = field(default_factory=list)
     old_logprobs: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
-    counts: bool = True
-    """False: a row that only keeps ranks in step; its loss is 0."""
+    weights: list[float] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -42,7 +42,8 @@ class Row:
 @dataclass(frozen=True)
 class MicroBatch:
     """``token_ids``, ``positions``: int64 [B, T]. ``visible``: bool [B, T, T], or None where plain causal attention is
-    right. ``sources``: int64 [N], places in the flattened [B·T]; the rest: [N]. ``mask`` is float, 0 in a dummy."""
+    right. ``sources``: int64 [N], places in the flattened [B·T]; the rest: [N]. ``weights``: 0 in a dummy. ``sequences``:
+    int64, number of the token's sample within the micro-batch."""
 
     token_ids: Tensor
     positions: Tensor
@@ -51,7 +52,8 @@ class MicroBatch:
     targets: Tensor
     old_logprobs: Tensor
     advantages: Tensor
-    mask: Tensor
+    weights: Tensor
+    sequences: Tensor
 
 
 def make_rows(samples: Sequence[Sample], token_budget: int, *, share_prompts: bool) -> list[Row]:
@@ -115,12 +117,14 @@ def _row(samples: Sequence[Sample], prompt: int) -> Row:
                 row.targets.append(sample.token_ids[t])
                 row.old_logprobs.append(sample.logprobs[t])
                 row.advantages.append(sample.advantage)
+                row.weights.append(sample.weight)
+                row.sequences.append(part - 1)
     return row
 
 
 def dummy_row() -> Row:
     """Takes part in the collectives of a step and adds nothing."""
-    return Row([0, 0], [0, 1], [PROMPT, 1], [0], [0], [0.0], [0.0], counts=False)
+    return Row([0, 0], [0, 1], [PROMPT, 1], [0], [0], [0.0], [0.0], [0.0], [0])
 
 
 def micro_batches(rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
@@ -163,6 +167,7 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> MicroBat
         return torch.tensor([x for each in lists for x in each], dtype=dtype, device=device)
 
     shared = any(max(row.parts) > 1 for row in rows)
+    firsts = accumulate((max(r.sequences) + 1 for r in rows[:-1]), initial=0)
     return MicroBatch(
         token_ids=padded((r.token_ids for r in rows), 0),
         positions=padded((r.positions for r in rows), 0)
@@ -173,7 +178,8 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> MicroBat
         targets=flat((r.targets for r in rows), torch.int64),
         old_logprobs=flat(r.old_logprobs for r in rows),
         advantages=flat(r.advantages for r in rows),
-        mask=flat([float(r.counts)] * len(r.targets) for r in rows),
+        weights=flat(r.weights for r in rows),
+        sequences=flat(([first + s for s in r.sequences] for first, r in zip(firsts, rows, strict=True)), torch.int64),
     )
 
 

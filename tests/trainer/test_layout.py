@@ -12,7 +12,7 @@ from prorl_hpc.trainer.layout import collate, dummy_row, make_rows, micro_batche
 def sample(group: str, number: int, prompt: list[int], own: list[int], mask: list[bool] | None = None) -> Sample:
     mask = mask or [True] * len(own)
     logprobs = [0.0] * len(prompt) + [-float(t) if m else 0.0 for t, m in zip(own, mask, strict=True)]
-    return Sample(f"{group}.s{number}", group, prompt + own, [False] * len(prompt) + mask, logprobs, number + 1.0)
+    return Sample(f"{group}.s{number}", group, prompt + own, [False] * len(prompt) + mask, logprobs, number + 1.0, weight=0.5)
 
 
 def samples(groups: int = 3, size: int = 4) -> list[Sample]:
@@ -66,12 +66,12 @@ def test_ranks_get_equally_many_micro_batches_and_nothing_is_lost(world):
     ranks = share_out(batches, world)
     assert len({len(mine) for mine in ranks}) == 1
     rows = [row for mine in ranks for batch in mine for row in batch]
-    assert trained([r for r in rows if r.counts]) == trained(make_rows(samples(), 30, share_prompts=True))
+    assert trained([r for r in rows if any(r.weights)]) == trained(make_rows(samples(), 30, share_prompts=True))
 
 
 def test_a_dummy_counts_nothing():
     micro = collate([dummy_row()])
-    assert micro.mask.tolist() == [0.0]
+    assert micro.weights.tolist() == [0.0]
 
 
 def test_who_sees_whom():

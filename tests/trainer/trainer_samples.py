@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.trainer.batches import Sample, TrainingBatch
 
 
@@ -26,4 +27,4 @@ def training_samples(vocabulary: int = 300, groups: int = 3, size: int = 4, seed
                     draw.choice([-1.2, 0.4, 0.9]),
                 )
             )
-    return TrainingBatch(samples, sum(s.trained_tokens for s in samples))
+    return TrainingBatch.of(samples, TrainerConfig())

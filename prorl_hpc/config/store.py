@@ -7,6 +7,7 @@ a supervisor's start; there is nothing left to interpolate in it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,18 +36,20 @@ def user_conf_dirs() -> list[Path]:
 
 
 def register() -> None:
-    """Make ProrlConfig known to Hydra as ``prorl_schema``, so that it refuses unknown keys and wrong types, and put the
-    user's directories on its search path."""
+    """Make ProrlConfig known to Hydra as ``prorl_schema``, so that it refuses unknown keys and wrong types, put the user's
+    directories on its search path, and have ``${product:…,…}`` multiply in our YAML."""
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
+    from omegaconf import OmegaConf
 
     class UserDirectories(SearchPathPlugin):
         def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
             for path in user_conf_dirs():
                 search_path.append(provider="user", path=f"file://{path}")
 
+    OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
     ConfigStore.instance().store(name="prorl_schema", node=_Composable)
     known = Plugins.instance().discover(SearchPathPlugin)
     if all(plugin.__name__ != UserDirectories.__name__ for plugin in known):

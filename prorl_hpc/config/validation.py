@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,69 +19,60 @@ from prorl_hpc.config.policies import model_setting, models_of
 from prorl_hpc.config.policy_validation import policy_errors
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.script_settings import script_errors
+from prorl_hpc.config.setting_rules import (
+    AT_LEAST_1,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Check,
+    did_you_mean,
+    one_of,
+    words_of,
+)
 from prorl_hpc.config.size_validation import size_errors
 from prorl_hpc.config.text_validation import text_errors
 from prorl_hpc.config.tool_validation import tool_errors
+from prorl_hpc.config.trainer_validation import TRAINER_RULES, trainer_errors
 
-Check = tuple[Callable[[Any], bool], str]
-
-_POSITIVE: Check = (lambda v: v > 0, "greater than 0")
-_AT_LEAST_1: Check = (lambda v: v >= 1, "at least 1")
-_NOT_NEGATIVE: Check = (lambda v: v >= 0, "0 or more")
 _KERNEL_PROCESSES = 16
-_ONE_OF = "one of "
-_FRACTION: Check = (lambda v: 0 < v <= 1, "greater than 0 and at most 1")
-
-
-def _one_of(*allowed: str) -> Check:
-    return (lambda v: v in allowed, _ONE_OF + ", ".join(allowed))
-
 
 _RULES: list[tuple[Check, str]] = [
-    (_POSITIVE, "run.start_timeout_s run.stop_timeout_s engine.start_timeout_s engine.outside_turn_s"),
-    (_POSITIVE, "sandbox.start_timeout_s"),
-    (_POSITIVE, "task.call_timeout_s rollout.init_s rollout.run_s rollout.eval_s rollout.total_s rollout.wall_s"),
-    (_POSITIVE, "rollout.heartbeat_s rollout.lost_after_s trainer.learning_rate trainer.max_grad_norm"),
-    (_POSITIVE, "trainer.temperature trainer.eval_temperature trainer.probe_tolerance trainer.clip_high"),
-    (_AT_LEAST_1, "model.max_context_tokens engine.servers_per_node engine.tensor_parallel engine.threads"),
-    (_AT_LEAST_1, "engine.block_size engine.kv_cache_mib engine.max_parallel_requests sandbox.start_limit"),
-    (_AT_LEAST_1, "sandbox.output_limit_bytes task.max_turns"),
-    (_AT_LEAST_1, "task.max_turn_tokens task.observation_limit_chars rollout.init_slots rollout.ready_slots"),
-    (_AT_LEAST_1, "rollout.run_slots rollout.eval_slots rollout.workers_per_node trainer.steps"),
-    (_AT_LEAST_1, "trainer.groups_per_step trainer.group_size"),
-    (_AT_LEAST_1, "trainer.max_rows_per_step trainer.ranks_per_node trainer.threads trainer.micro_batch_tokens"),
-    (_AT_LEAST_1, "trainer.checkpoint_every trainer.keep_checkpoints trainer.eval_prompts trainer.eval_samples"),
-    (_AT_LEAST_1, "cluster.time_minutes cluster.requeue_without_progress"),
-    (_NOT_NEGATIVE, "cluster.rollout.nodes cluster.inference.nodes cluster.trainer.nodes run.drain_s"),
-    (_NOT_NEGATIVE, "run.min_free_disk_gib run.min_free_memory_gib run.restarts engine.restarts sandbox.start_retries"),
-    (_NOT_NEGATIVE, "rollout.drain_s"),
-    (_NOT_NEGATIVE, "sandbox.warm sandbox.max_disk_mib sandbox.max_file_mib sandbox.max_cpus"),
-    (_NOT_NEGATIVE, "rollout.retries trainer.max_parallel_groups trainer.weight_decay"),
-    (_NOT_NEGATIVE, "trainer.warmup_steps trainer.soft_overlong_cache_tokens trainer.max_response_tokens"),
-    (_NOT_NEGATIVE, "trainer.eval_every cluster.rollout.cpus cluster.inference.cpus cluster.trainer.cpus"),
-    (_NOT_NEGATIVE, "cluster.rollout.gpus cluster.inference.gpus cluster.trainer.gpus cluster.rollout.memory_gib"),
-    (_NOT_NEGATIVE, "cluster.inference.memory_gib cluster.trainer.memory_gib task.train.size task.heldout.size"),
-    (_FRACTION, "engine.gpu_memory_utilization trainer.top_p"),
+    (POSITIVE, "run.start_timeout_s run.stop_timeout_s engine.start_timeout_s engine.outside_turn_s"),
+    (POSITIVE, "sandbox.start_timeout_s"),
+    (POSITIVE, "task.call_timeout_s rollout.init_s rollout.run_s rollout.eval_s rollout.total_s rollout.wall_s"),
+    (POSITIVE, "rollout.heartbeat_s rollout.lost_after_s"),
+    (AT_LEAST_1, "model.max_context_tokens engine.servers_per_node engine.tensor_parallel engine.threads"),
+    (AT_LEAST_1, "engine.block_size engine.kv_cache_mib engine.max_parallel_requests sandbox.start_limit"),
+    (AT_LEAST_1, "sandbox.output_limit_bytes task.max_turns"),
+    (AT_LEAST_1, "task.max_turn_tokens task.observation_limit_chars rollout.init_slots rollout.ready_slots"),
+    (AT_LEAST_1, "rollout.run_slots rollout.eval_slots rollout.workers_per_node"),
+    (AT_LEAST_1, "cluster.time_minutes cluster.requeue_without_progress"),
+    (NOT_NEGATIVE, "cluster.rollout.nodes cluster.inference.nodes cluster.trainer.nodes run.drain_s"),
+    (NOT_NEGATIVE, "run.min_free_disk_gib run.min_free_memory_gib run.restarts engine.restarts sandbox.start_retries"),
+    (NOT_NEGATIVE, "rollout.drain_s"),
+    (NOT_NEGATIVE, "sandbox.warm sandbox.max_disk_mib sandbox.max_file_mib sandbox.max_cpus"),
+    (NOT_NEGATIVE, "rollout.retries"),
+    (NOT_NEGATIVE, "cluster.rollout.cpus cluster.inference.cpus cluster.trainer.cpus"),
+    (NOT_NEGATIVE, "cluster.rollout.gpus cluster.inference.gpus cluster.trainer.gpus cluster.rollout.memory_gib"),
+    (NOT_NEGATIVE, "cluster.inference.memory_gib cluster.trainer.memory_gib task.train.size task.heldout.size"),
+    (FRACTION, "engine.gpu_memory_utilization"),
     ((lambda v: v >= 8, "8 or more, or no shell starts"), "sandbox.max_processes"),
     ((lambda v: v == 0 or v >= 64, "0 (no limit), or 64 or more"), "sandbox.max_memory_mib"),
-    ((lambda v: 0 < v < 1, "between 0 and 1"), "trainer.clip_low"),
-    ((lambda v: v in (0, 1, 2, 3), "0, 1, 2 or 3"), "trainer.zero_stage"),
     ((lambda v: v == 0 or 1024 <= v < 65536, "0, or 1024 to 65535"), "rollout.http_port"),
     ((lambda v: 0 < v <= 65535, "greater than 0 and at most 65535"), "cluster.signal_lead_s"),
-    (_one_of("auto", "on", "off"), "model.thinking"),
-    (_one_of("local", "slurm"), "cluster.kind"),
-    (_one_of("gpus-per-node", "gres"), "cluster.gpu_option"),
-    (_one_of("auto", "vllm", "transformers", "scripted"), "engine.kind"),
-    (_one_of("auto", "apptainer", "local"), "sandbox.kind"),
-    (_one_of("none", "host"), "sandbox.network"),
-    (_one_of("workspace", "image"), "sandbox.writable"),
-    (_one_of("auto", "always", "never"), "sandbox.copy_images"),
-    (_one_of("inprocess", "kernel"), "sandbox.ipython"),
-    (_one_of("auto", "float32", "bfloat16", "float16"), "engine.dtype"),
-    (_one_of("auto", "float32", "bfloat16"), "trainer.dtype"),
-    (_one_of("least_in_flight", "round_robin"), "rollout.balancing"),
-    (_one_of("move", "retry"), "rollout.when_server_lost"),
-    (_one_of("cancel", "carry"), "trainer.when_full"),
+    (one_of("auto", "on", "off"), "model.thinking"),
+    (one_of("local", "slurm"), "cluster.kind"),
+    (one_of("gpus-per-node", "gres"), "cluster.gpu_option"),
+    (one_of("auto", "vllm", "transformers", "scripted"), "engine.kind"),
+    (one_of("auto", "apptainer", "local"), "sandbox.kind"),
+    (one_of("none", "host"), "sandbox.network"),
+    (one_of("workspace", "image"), "sandbox.writable"),
+    (one_of("auto", "always", "never"), "sandbox.copy_images"),
+    (one_of("inprocess", "kernel"), "sandbox.ipython"),
+    (one_of("auto", "float32", "bfloat16", "float16"), "engine.dtype"),
+    (one_of("least_in_flight", "round_robin"), "rollout.balancing"),
+    (one_of("move", "retry"), "rollout.when_server_lost"),
+    *TRAINER_RULES,
 ]
 
 
@@ -92,7 +83,7 @@ def validate(config: ProrlConfig) -> list[str]:
         *size_errors(config),
         *text_errors(config),
         *_names(config),
-        *_trainer(config),
+        *trainer_errors(config),
         *_clocks(config),
         *_sandbox(config),
         *_tokens(config),
@@ -108,8 +99,7 @@ def validate(config: ProrlConfig) -> list[str]:
 
 def allowed_words(name: str) -> list[str]:
     """The words that may be the value of setting ``name``; empty where it is not one of a few."""
-    texts = (text for (_, text), names in _RULES if name in names.split() and text.startswith(_ONE_OF))
-    return [word for text in texts for word in text.removeprefix(_ONE_OF).split(", ")]
+    return [word for (_, text), names in _RULES if name in names.split() for word in words_of(text)]
 
 
 def setting(config: ProrlConfig, dotted: str) -> Any:
@@ -126,8 +116,11 @@ def _ranges(config: ProrlConfig) -> Iterator[str]:
             value = setting(config, name)
             finite = not isinstance(value, float) or math.isfinite(value)
             if not finite or not allowed(value):
-                quoted = " (in a file within quotes: YAML takes on and off for true and false)"
-                yield f"{name}={value}: must be {text}{quoted if name.endswith('.thinking') else ''}"
+                words = words_of(text)
+                quoted = (
+                    " (in a file within quotes: YAML takes on and off for true and false)" if "off" in words else ""
+                )
+                yield f"{name}={value}: must be {text}{quoted}{did_you_mean(value, words)}"
 
 
 def _places(config: ProrlConfig, name: str) -> list[str]:
@@ -160,42 +153,6 @@ def _run_root(root: str) -> Iterator[str]:
         told = ", ".join(map(repr, wrong))
         where = "" if whole == root else f" (that is {whole!r})"
         yield f"run.root={root!r}{where}: must be a path without %, backslashes and control characters; it has {told}"
-
-
-def _trainer(config: ProrlConfig) -> Iterator[str]:
-    trainer = config.trainer
-    if not trainer.enabled:
-        return
-    if trainer.group_size < 2:
-        yield f"trainer.group_size={trainer.group_size}: must be at least 2, for an advantage is relative to a group"
-    if trainer.max_rows_per_step < trainer.groups_per_step:
-        yield (
-            f"trainer.max_rows_per_step={trainer.max_rows_per_step} is less than trainer.groups_per_step="
-            f"{trainer.groups_per_step}: a step could never be filled"
-        )
-    if trainer.when_full == "carry" and trainer.max_parallel_groups <= trainer.groups_per_step:
-        yield (
-            f"trainer.when_full=carry needs spare groups in flight: trainer.max_parallel_groups="
-            f"{trainer.max_parallel_groups} must be greater than trainer.groups_per_step={trainer.groups_per_step}"
-        )
-    if len(trainer.adam_betas) != 2 or not all(0 <= beta < 1 for beta in trainer.adam_betas):
-        yield f"trainer.adam_betas={trainer.adam_betas}: must be two numbers, each at least 0 and less than 1"
-    if trainer.top_p != 1.0:
-        yield (
-            f"trainer.top_p={trainer.top_p}: must be 1, since the policy gradient does not train the truncated "
-            "distribution that a smaller one samples from"
-        )
-    cache, longest = trainer.soft_overlong_cache_tokens, trainer.max_response_tokens
-    if cache and longest <= cache:
-        yield (
-            f"trainer.max_response_tokens={longest} must be greater than trainer.soft_overlong_cache_tokens={cache} "
-            "(0 switches the soft overlong punishment off)"
-        )
-    if trainer.groups_per_step > config.task.train.size and not config.task.train.path:
-        yield (
-            f"trainer.groups_per_step={trainer.groups_per_step} needs more prompts than task.train.size="
-            f"{config.task.train.size} has"
-        )
 
 
 def _sandbox(config: ProrlConfig) -> Iterator[str]:

@@ -54,7 +54,7 @@ def test_the_configurations_that_come_with_it_are_valid(overrides: list[str]) ->
         ({"run__restarts": -1}, "run.restarts=-1: must be 0 or more"),
         ({"trainer__when_full": "keep"}, "trainer.when_full=keep: must be one of cancel, carry"),
         (
-            {"trainer__when_full": "carry"},
+            {"trainer__when_full": "carry", "trainer__staleness": 1},
             "trainer.max_parallel_groups=0 must be greater than trainer.groups_per_step=4",
         ),
         ({"task__max_turn_tokens": 5000}, "leaves no room"),

@@ -1,28 +1,34 @@
 """Checkpoints that transformers loads, vLLM serves and a run resumes from.
 
-``checkpoints/step-N/`` is a Hugging Face model directory; ``trainer_state/`` in it holds the rest: optimizer,
-random state, step and data cursor. A checkpoint is written under another name and renamed when it is whole and on
-disk: neither a kill nor a node that fails leaves half of one.
+``checkpoints/step-N/`` is a Hugging Face model directory; ``trainer_state/`` in it holds the rest: optimizer and what
+else the engine has of its own, random states, step and data cursor, and whose it is. Rollouts and groups under way are in
+the rollout service's journal, by the names of the batches, which follow from the step and the cursor.
+
+A checkpoint is written under another name and renamed when it is whole and on disk: neither a kill nor a node that fails
+leaves half of one. What a disk does to it afterwards, ``manifest.json`` shows.
 """
 
 from __future__ import annotations
 
-import os
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic as clock
 from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 
-from prorl_hpc.messages.codec import read_json, write_json
+from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import RunError
+from prorl_hpc.trainer.checkpoint_files import Writing, remove, write_model
 from prorl_hpc.trainer.engine import Engine
-from prorl_hpc.trainer.weights import write_index, write_safetensors
+from prorl_hpc.trainer.manifest import damage
+from prorl_hpc.trainer.random_state import random_state, set_random_state
 
-WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+log = logging.getLogger(__name__)
+
 STATE_DIRECTORY = "trainer_state"
 
 
@@ -34,9 +40,12 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """``trainer_state/state.json``; what optimizer files fit to."""
+    """``trainer_state/state.json``: whose it is, where it stands, and what its optimizer files fit to.
+    ``weight_version``: of the weights, as the servers are told it."""
 
+    run_id: str
     position: Position
+    weight_version: int
     world: int
     zero_stage: int
     dtype: str
@@ -53,105 +62,123 @@ def step_directory(checkpoints: Path, step: int) -> Path:
 
 
 def all_checkpoints(checkpoints: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
+    """What has the name of a checkpoint, oldest first."""
     found = [p for p in checkpoints.glob("step-*") if p.name.removeprefix("step-").isdigit()]
     return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
 
 
+# --- choose ---
+
+
 def latest(checkpoints: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be resumed from, or None."""
+    """The newest checkpoint that is as it was written, or None."""
     for path in reversed(all_checkpoints(checkpoints)):
-        state = read_json(path / STATE_DIRECTORY / "state.json", SavedState)
-        if state is not None:
+        if not damage(path) and (state := _state(path)) is not None:
             return Checkpoint(path, state)
     return None
 
 
-def save(engine: Engine, checkpoints: Path, model_directory: Path, position: Position, keep: int) -> Path:
-    """Collective: write step-N and prune older ones. A step that is already saved is left alone."""
+def choose(checkpoints: Path, run_id: str) -> Checkpoint | None:
+    """The newest checkpoint that this run can go on from; None if it has none yet. A damaged one that is newer is told
+    and set aside as ``step-N.damaged``. Raises RunError if it is another run's, or if all are damaged."""
+    damaged: list[str] = []
+    began = clock()
+    for path in reversed(all_checkpoints(checkpoints)):
+        wrong = damage(path)
+        state = _state(path) if not wrong else None
+        if state is not None:
+            _check_run(path, state, run_id)
+            _set_aside(checkpoints, path, damaged)
+            log.info(
+                "going on from %s: every file is as its manifest says (looked at in %.1f s)", path, clock() - began
+            )
+            return Checkpoint(path, state)
+        damaged += wrong or [f"{path / STATE_DIRECTORY} holds no state to resume from"]
+    if damaged:
+        raise RunError(
+            f"no checkpoint in {checkpoints} is as it was written: {'; '.join(damaged)}. Bring the files back from a copy; or, "
+            f"to begin again at step 0, move {checkpoints}/step-* away"
+        )
+    return None
+
+
+def _state(path: Path) -> SavedState | None:
+    return read_json(path / STATE_DIRECTORY / "state.json", SavedState)
+
+
+def _check_run(path: Path, state: SavedState, run_id: str) -> None:
+    if state.run_id != run_id:
+        raise RunError(
+            f"{path} was saved by the run {state.run_id}, and this is {run_id}: its rollouts and its place in the data are "
+            f"another's. To go on with {state.run_id}, resume it in its own directory, under its own name; to start a run "
+            f"from these weights, launch one with model=path model.path={path}"
+        )
+
+
+def _set_aside(checkpoints: Path, chosen: Path, damaged: list[str]) -> None:
+    """Out of the way of the checkpoint that will be written in its place, for whoever wants to look at it."""
+    for wrong in damaged:
+        log.error("damaged: %s", wrong)
+    for path in all_checkpoints(checkpoints):
+        if path != chosen and int(path.name.removeprefix("step-")) > int(chosen.name.removeprefix("step-")):
+            aside = path.with_name(f"{path.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            log.error("%s is not as it was written: %s is used; the other is now %s", path, chosen, aside)
+
+
+# --- save ---
+
+
+def save(
+    engine: Engine, checkpoints: Path, model_directory: Path, position: Position, *, run_id: str, keep: int
+) -> Path:
+    """Collective: write step-N, and remove all but the newest ``keep``, each of which can be resumed from. A step that is
+    already saved is left alone. Raises CheckpointNotWritten, on all ranks; nothing has changed then."""
     final = step_directory(checkpoints, position.step)
-    lead = engine.rank == 0
-    aside = checkpoints / f".{final.name}.partial"
-    needed = [not final.exists()]
-    dist.broadcast_object_list(needed, src=0, group=engine.commands)
-    if not needed[0]:
-        return final
-    if lead:
-        for leftover in checkpoints.glob(".step-*.partial"):
-            shutil.rmtree(leftover)
-        (aside / STATE_DIRECTORY).mkdir(mode=0o700, parents=True)
-    dist.barrier(group=engine.commands)
-    # Checksums of a gigabyte would take most of the seconds that a stop has; a torn file is never renamed into place.
-    torch.serialization.set_crc32_options(False)
-    state_file = aside / STATE_DIRECTORY / f"rank-{engine.rank:05d}.pt"
-    torch.save({"optimizer": engine.optimizer_state(), "torch_rng": torch.get_rng_state()}, state_file)
-    _sync(state_file)
-    shards, where = write_safetensors(engine.weights(), aside, "model", write=lead)
-    if lead:
-        shards, where = _hugging_face_names(shards, where)
-        write_index(aside, shards, where)
-        _copy_model_files(model_directory, aside, str(engine.dtype).removeprefix("torch."))
-        state = SavedState(position, engine.world, engine.stage, str(engine.dtype))
-        write_json(aside / STATE_DIRECTORY / "state.json", state)
-        for path in (*shards, aside / STATE_DIRECTORY, aside):
-            _sync(path)
-    dist.barrier(group=engine.commands)
-    if lead:
-        aside.rename(final)
-        _sync(checkpoints)
-        _prune(checkpoints, keep)
+    with Writing(engine, checkpoints, final.name) as writing:
+        if writing.there:
+            return final
+        optimizer, extra = engine.optimizer_state(), engine.extra_state()
+        writing.begin(engine.weight_bytes, [optimizer, extra], STATE_DIRECTORY)
+
+        def own_state() -> None:
+            state = {"optimizer": optimizer, "random": random_state()}
+            writing.torch_save(state, f"{STATE_DIRECTORY}/rank-{engine.rank:05d}.pt")
+            if writing.lead:
+                writing.torch_save(extra, f"{STATE_DIRECTORY}/extra.pt")
+                writing.json(f"{STATE_DIRECTORY}/state.json", _saved_state(engine, position, run_id))
+
+        writing.together(own_state)
+        writing.together(lambda: write_model(writing, model_directory))
+        writing.finish()
+    if engine.rank == 0:
+        for path in all_checkpoints(checkpoints)[:-keep]:
+            remove(path)
     return final
 
 
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _saved_state(engine: Engine, position: Position, run_id: str) -> SavedState:
+    # Version 0 is what an engine starts with, so the weights before step s + 1 are version s + 1.
+    return SavedState(run_id, position, position.step + 1, engine.world, engine.stage, str(engine.dtype))
 
 
-def _hugging_face_names(shards: list[Path], where: dict[str, str]) -> tuple[list[Path], dict[str, str]]:
-    """model-00001.safetensors → model-00001-of-00003.safetensors, now that the count is known."""
-    if len(shards) == 1:
-        return shards, where
-    names = {old.name: f"{old.stem}-of-{len(shards):05d}.safetensors" for old in shards}
-    renamed = [old.rename(old.with_name(names[old.name])) for old in shards]
-    return renamed, {tensor: names[name] for tensor, name in where.items()}
-
-
-def _copy_model_files(source: Path, target: Path, dtype: str) -> None:
-    """Config, tokenizer, chat template and whatever else lies beside the weights; the config's dtype is the saved one."""
-    for file in source.iterdir():
-        if file.is_file() and file.suffix not in WEIGHT_SUFFIXES and not file.name.endswith(".index.json"):
-            shutil.copyfile(file, target / file.name)
-    config: dict[str, Any] = msgspec.json.decode((source / "config.json").read_bytes())
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    encoded = msgspec.json.format(msgspec.json.encode(config | {key: dtype}), indent=2)
-    (target / "config.json").write_bytes(encoded + b"\n")
-
-
-def _prune(checkpoints: Path, keep: int) -> None:
-    """Keep the newest ``keep`` models; only the newest keeps its trainer state, which is twice as large."""
-    *older, _ = all_checkpoints(checkpoints)
-    for path in older[: max(0, len(older) + 1 - keep)]:
-        shutil.rmtree(path)
-    for path in older[max(0, len(older) + 1 - keep) :]:
-        shutil.rmtree(path / STATE_DIRECTORY, ignore_errors=True)
+# --- restore ---
 
 
 def restore(engine: Engine, checkpoint: Checkpoint) -> None:
-    """Collective: load the optimizer and random state; the engine was made from the checkpoint's weights."""
+    """Collective: load the optimizer and random states; the engine was made from the checkpoint's weights."""
     saved = checkpoint.state
-    now = SavedState(saved.position, engine.world, engine.stage, str(engine.dtype))
-    if saved != now:
+    now = (engine.world, engine.stage, str(engine.dtype))
+    if (saved.world, saved.zero_stage, saved.dtype) != now:
         raise RunError(
             f"{checkpoint.path} was saved by {saved.world} trainer rank(s) with ZeRO stage {saved.zero_stage} in {saved.dtype}, "
-            f"this run has {now.world}, stage {now.zero_stage} and {now.dtype}: resume with the same settings, "
+            f"this run has {engine.world}, stage {engine.stage} and {engine.dtype}: resume with the same settings, "
             f"or start a new run with model=path model.path={checkpoint.path}"
         )
-    file = checkpoint.path / STATE_DIRECTORY / f"rank-{engine.rank:05d}.pt"
+    directory = checkpoint.path / STATE_DIRECTORY
     # weights_only=False: DeepSpeed's state holds objects of its own; the run directory is ours alone (0700).
-    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=False)
+    state: dict[str, Any] = torch.load(directory / f"rank-{engine.rank:05d}.pt", map_location="cpu", weights_only=False)
+    engine.load_extra_state(torch.load(directory / "extra.pt", map_location="cpu", weights_only=True))
     engine.load_optimizer_state(state["optimizer"])
-    torch.set_rng_state(state["torch_rng"])
+    set_random_state(state["random"])

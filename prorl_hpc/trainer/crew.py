@@ -7,6 +7,7 @@ each rank for its own part of the optimizer.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,14 +18,18 @@ import torch.distributed as dist
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
-from prorl_hpc.trainer import checkpoint
+from prorl_hpc.messages.errors import RunError
+from prorl_hpc.trainer import best_model, checkpoint
 from prorl_hpc.trainer.batches import TrainingBatch
-from prorl_hpc.trainer.checkpoint import Position
+from prorl_hpc.trainer.best_model import BestModel
+from prorl_hpc.trainer.checkpoint import Checkpoint, Position
+from prorl_hpc.trainer.checkpoint_files import CheckpointNotWritten
 from prorl_hpc.trainer.engine import Engine, StepOutcome, prepare_deepspeed
 from prorl_hpc.trainer.process_group import join
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 from prorl_hpc.trainer.weights import write_safetensors
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -35,6 +40,7 @@ class Rank:
         self, config: ProrlConfig, run: RunDirectory, stop: StopSignal, *, rank: int, world: int, host: str
     ) -> None:
         settings = config.trainer
+        self._run_id = run.run_id
         self._settings, self._checkpoints, self._model = settings, run.checkpoints, Path(config.model.path)
         commands = join(
             run.state,
@@ -45,7 +51,7 @@ class Rank:
             timeout_s=config.run.start_timeout_s,
         )
         prepare_deepspeed()
-        newest = checkpoint.latest(run.checkpoints)
+        newest = _chosen(run, rank, commands)
         source = newest.path if newest is not None else self._model
         self.engine = Engine(str(source), settings, stop, world=world, commands=commands)
         self.position = Position()
@@ -63,7 +69,15 @@ class Rank:
         return write_safetensors(self.engine.weights(), directory, "model", write=self.engine.rank == 0)[0]
 
     def save(self, position: Position) -> Path:
-        return checkpoint.save(self.engine, self._checkpoints, self._model, position, self._settings.keep_checkpoints)
+        keep = self._settings.keep_checkpoints
+        return checkpoint.save(self.engine, self._checkpoints, self._model, position, run_id=self._run_id, keep=keep)
+
+    def keep_best(self, best: BestModel) -> None:
+        best_model.keep(self.engine, self._checkpoints, self._model, best)
+
+    def better(self, step: int, reward: float) -> bool:
+        """Whether the model at ``step`` is to be kept as the best, for the reward that it earned on held-out prompts."""
+        return self._settings.keep_best and best_model.is_better(self._checkpoints, step, reward)
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -93,6 +107,17 @@ class Crew:
     async def save(self, position: Position) -> Path:
         return await self._all("save", position)  # type: ignore[no-any-return]
 
+    async def keep_best(self, step: int, reward: float) -> None:
+        """The model has earned ``reward`` on the held-out prompts after ``step``: keep it if that is the best so far, and
+        trainer.keep_best is set. A full disk is told and ends nothing."""
+        assert self._rank is not None, "load comes first"
+        if not self._rank.better(step, reward):
+            return
+        try:
+            await self._all("keep_best", BestModel(step, reward))
+        except CheckpointNotWritten as error:
+            log.error("the best model so far, of step %d, is not kept: %s", step, error)
+
     async def close(self) -> None:
         """Let the other ranks end too."""
         if self._rank is not None:
@@ -114,6 +139,20 @@ class Crew:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work))
 
 
+def _chosen(run: RunDirectory, rank: int, commands: dist.ProcessGroup) -> Checkpoint | None:
+    """Rank 0 looks which checkpoint is whole; all go on from the same one, or raise what it raises."""
+    told: list[Any] = [None, None]
+    if rank == 0:
+        try:
+            told[0] = checkpoint.choose(run.checkpoints, run.run_id)
+        except RunError as error:
+            told[1] = str(error)
+    dist.broadcast_object_list(told, src=0, group=commands)
+    if told[1] is not None:
+        raise RunError(told[1])
+    return told[0]  # type: ignore[no-any-return]
+
+
 def follow(rank: Rank) -> None:
     """The life of ranks 1 and up."""
     while True:
@@ -122,7 +161,7 @@ def follow(rank: Rank) -> None:
         name, arguments = call
         try:
             getattr(rank, name)(*arguments)
-        except Stopped:
+        except (Stopped, CheckpointNotWritten):
             continue  # all ranks raise it together; rank 0 says what comes next
         if name == "close":
             return

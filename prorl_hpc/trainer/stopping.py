@@ -1,4 +1,4 @@
-"""Stopping in order: SIGTERM or SIGINT at any moment, noticed at the next layer, micro-batch or await."""
+"""Stopping in order: SIGTERM, SIGINT or SIGUSR2 at any moment, noticed at the next layer, micro-batch or await."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import TypeVar
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+"""Slurm sends the first at the end of a job, a terminal the second; the third is what jobs ask Slurm for ahead of their end."""
 
 
 class Stopped(Exception):
@@ -24,15 +27,16 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested = False
+        self._requested_at = 0.0
         self._exit_at_once: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event: asyncio.Event | None = None
 
     def install(self, exit_at_once: Callable[[], None]) -> None:
-        """Take over SIGTERM and SIGINT. Until ``loaded``, there is nothing to save: ``exit_at_once`` is called, then
+        """Take over SIGTERM, SIGINT and SIGUSR2. Until ``loaded``, there is nothing to save: ``exit_at_once`` is called, then
         the process ends with code 0."""
         self._exit_at_once = exit_at_once
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
     def loaded(self) -> None:
@@ -46,9 +50,16 @@ class StopSignal:
         self.request()
 
     def request(self) -> None:
+        if not self.requested:
+            self._requested_at = time.monotonic()
         self.requested = True
         if self._loop is not None and self._event is not None:
             self._loop.call_soon_threadsafe(self._event.set)
+
+    @property
+    def seconds_ago(self) -> float:
+        """How long ago the stop was asked for."""
+        return time.monotonic() - self._requested_at
 
     def check(self) -> None:
         """Raises Stopped if a stop was asked for."""

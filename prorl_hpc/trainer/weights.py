@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from prorl_hpc.messages.codec import write_json
@@ -14,10 +17,29 @@ MAX_SHARD_BYTES = 5 * 1024**3
 
 
 def write_safetensors(
-    weights: Iterable[tuple[str, Tensor]], directory: Path, stem: str, *, write: bool = True
+    weights: Iterable[tuple[str, Tensor]],
+    directory: Path,
+    stem: str,
+    *,
+    write: bool = True,
+    written: Callable[[Path], None] = lambda path: None,
 ) -> tuple[list[Path], dict[str, str]]:
     """Write ``<stem>.safetensors``, or ``<stem>-00001.safetensors``, … where one file would pass 5 GiB. Returns the files
-    and the file of each tensor. Ranks with ``write`` False only walk through ``weights``, which may be collective."""
+    and the file of each tensor. Ranks with ``write`` False only walk through ``weights``, which may be collective. Each
+    file that is whole is given to ``written`` before the next is begun.
+
+    Raises OSError if a file cannot be written, after the walk, for the other ranks go on with it."""
+    walk = iter(weights)
+    try:
+        return _write_shards(walk, directory, stem, write, written)
+    except (OSError, SafetensorError) as error:
+        deque(walk, maxlen=0)
+        raise error if isinstance(error, OSError) else OSError(f"{directory}: {error}") from error
+
+
+def _write_shards(
+    weights: Iterator[tuple[str, Tensor]], directory: Path, stem: str, write: bool, written: Callable[[Path], None]
+) -> tuple[list[Path], dict[str, str]]:
     shards: list[Path] = []
     where: dict[str, str] = {}
     held: dict[str, Tensor] = {}
@@ -29,6 +51,7 @@ def write_safetensors(
         path = directory / (f"{stem}.safetensors" if single else f"{stem}-{len(shards) + 1:05d}.safetensors")
         _save(held, path)
         shards.append(path)
+        written(path)
         where.update(dict.fromkeys(held, path.name))
         held, size = {}, 0
 
@@ -51,8 +74,6 @@ def _stable(tensor: Tensor) -> Tensor:
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
-
     aside = path.with_name(f".{path.name}.partial")
     with torch.no_grad():
         save_file(tensors, aside, metadata={"format": "pt"})

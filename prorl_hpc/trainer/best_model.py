@@ -1,0 +1,95 @@
+"""The model with the best held-out reward: ``checkpoints/best`` links to it, a Hugging Face model directory.
+
+It is another name for the files of the checkpoint of its step, where there is one; else they are written. It has no trainer
+state: to go on from it is a new run, with ``model=path``. ``best.json`` in it says which step it is of. The link is changed in one
+move, so it always leads to a whole model.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from prorl_hpc.messages.codec import read_json
+from prorl_hpc.trainer.checkpoint import STATE_DIRECTORY, step_directory
+from prorl_hpc.trainer.checkpoint_files import Writing, write_model
+from prorl_hpc.trainer.engine import Engine
+from prorl_hpc.trainer.manifest import MANIFEST, read_manifest
+
+log = logging.getLogger(__name__)
+
+LINK = "best"
+_RECORD = "best.json"
+
+
+class BestModel(msgspec.Struct, frozen=True):
+    """``reward``: mean over the held-out rollouts after ``step``."""
+
+    step: int
+    reward: float
+
+
+def best(checkpoints: Path) -> BestModel | None:
+    return read_json(checkpoints / LINK / _RECORD, BestModel)
+
+
+def is_better(checkpoints: Path, step: int, reward: float) -> bool:
+    """Than what is kept. Not step 0: that model is there already, as ``model.path``."""
+    kept = best(checkpoints)
+    return step > 0 and (kept is None or reward > kept.reward)
+
+
+def keep(engine: Engine, checkpoints: Path, model_directory: Path, new: BestModel) -> None:
+    """Collective: make ``checkpoints/best`` the model that the engine holds. Raises CheckpointNotWritten; the one before is kept
+    then."""
+    name = f".best-{new.step}-{new.reward!r}"  # a step that was trained again may earn another reward
+    with Writing(engine, checkpoints, name) as writing:
+        if not writing.there:
+            _write(writing, step_directory(checkpoints, new.step), model_directory, new)
+        if writing.lead:
+            _link(checkpoints, name)
+            log.info("checkpoints/%s is the model of step %d: held-out reward %.3f", LINK, new.step, new.reward)
+
+
+def _write(writing: Writing, same_step: Path, model_directory: Path, new: BestModel) -> None:
+    linked = writing.from_lead(_can_link(same_step))
+    writing.begin(0 if linked else writing.engine.weight_bytes, [])
+    if linked:
+        writing.together(lambda: _link_files(writing, same_step))
+    else:
+        writing.together(lambda: write_model(writing, model_directory))
+    if writing.lead:
+        writing.json(_RECORD, new)
+    writing.finish()
+
+
+def _can_link(checkpoint: Path) -> bool:
+    return not isinstance(read_manifest(checkpoint), str)
+
+
+def _link_files(writing: Writing, checkpoint: Path) -> None:
+    """The model's files under a second name; copies where the file system has no hard links."""
+    if not writing.lead:
+        return
+    for file in checkpoint.iterdir():
+        if file.name in (STATE_DIRECTORY, MANIFEST):
+            continue
+        try:
+            os.link(file, writing.aside / file.name)
+        except OSError:
+            shutil.copyfile(file, writing.aside / file.name)
+        writing.seal(writing.aside / file.name)
+
+
+def _link(checkpoints: Path, name: str) -> None:
+    aside = checkpoints / f".{LINK}.new"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(name)
+    aside.replace(checkpoints / LINK)
+    for older in checkpoints.glob(".best-*"):
+        if older.name != name:
+            shutil.rmtree(older)

@@ -159,6 +159,11 @@ class RunPaths(ABC):
     def api_token_file(self) -> Path:
         return self.keys / "api-token"
 
+    @property
+    def weight_secret_file(self) -> Path:
+        """A secret of the run that its trainer and its inference processes prove to each other."""
+        return self.keys / "client.secret"
+
     def process_state(self, name: str) -> Path:
         return self.state / f"{name}.json"
 

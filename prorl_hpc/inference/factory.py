@@ -66,7 +66,8 @@ def make_engine(config: ProrlConfig, run: RunDirectory, runtime_dir: Path, name:
         from prorl_hpc.inference.transformers_engine import TransformersEngine
 
         gpu = local_index(config, index)
-        return TransformersEngine(model_path, config.engine, model.max_context_tokens, gpu=gpu)
+        secret = run.weight_secret_file
+        return TransformersEngine(model_path, config.engine, model.max_context_tokens, gpu=gpu, weight_secret=secret)
     return _make_vllm(config, run, runtime_dir, name, index, model)
 
 
@@ -88,7 +89,7 @@ def _make_vllm(
     from prorl_hpc.inference.vllm_group import LeaderProcess
     from prorl_hpc.inference.vllm_process import VllmProcess
 
-    settings = _vllm_settings(config, runtime_dir, name, index, model)
+    settings = _vllm_settings(config, run, runtime_dir, name, index, model)
     log = run.process_log(f"{name}-vllm")
     make: Callable[[], VllmProcess] = functools.partial(VllmProcess, settings, log)
     if config.engine.nodes_per_server > 1:
@@ -107,12 +108,14 @@ def make_member(
     if resolve_engine(config.engine.kind) != "vllm":
         raise ConfigError("engine.nodes_per_server: only engine.kind=vllm serves a model from several nodes")
     model = models_of(config)[policy_of_server(config, index)]
-    settings = _vllm_settings(config, runtime_dir, name, index, model)
+    settings = _vllm_settings(config, run, runtime_dir, name, index, model)
     group = ServerGroup(run.state, f"inference-{index}", config.engine.nodes_per_server)
     return GroupMember(settings, run.process_log(f"{name}-vllm"), group, rank)
 
 
-def _vllm_settings(config: ProrlConfig, runtime_dir: Path, name: str, index: int, model: ModelConfig) -> VllmSettings:
+def _vllm_settings(
+    config: ProrlConfig, run: RunDirectory, runtime_dir: Path, name: str, index: int, model: ModelConfig
+) -> VllmSettings:
     from prorl_hpc.inference.vllm_settings import VllmSettings
 
     return VllmSettings(
@@ -122,4 +125,5 @@ def _vllm_settings(config: ProrlConfig, runtime_dir: Path, name: str, index: int
         socket=runtime_dir / f"{name}-vllm.sock",
         cache_dir=runtime_dir / f"{name}-cache",
         gpus=gpus_of_server(local_index(config, index), server_gpus_on_node(config)),
+        weight_secret=run.weight_secret_file,
     )

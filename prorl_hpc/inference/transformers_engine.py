@@ -8,6 +8,7 @@ by one token in turn. There is no prefix cache to forget.
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -16,15 +17,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, __version__
 
 from prorl_hpc.config.schema import EngineConfig
 from prorl_hpc.inference.model_identity import ModelIdentity, identify_model
+from prorl_hpc.inference.offered_weights import check_offer
 from prorl_hpc.inference.protocol import EngineLoad, ServerDown
 from prorl_hpc.inference.stop_text import StopText
+from prorl_hpc.inference.streamed_weights import streamed_tensors
 from prorl_hpc.inference.transformers_batch import Cohort, Request, sample, uncancellable
-from prorl_hpc.messages.errors import InferenceError
+from prorl_hpc.messages.errors import InferenceError, TransportError
 from prorl_hpc.messages.inference import Completion, FinishReason, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
 
@@ -32,17 +35,43 @@ T = TypeVar("T")
 _JOIN_S = 4.0
 
 
-def _open(path: str) -> Any:
-    return safe_open(path, framework="pt", device="cpu")
+_Offered = tuple[str, list[int], Callable[[], torch.Tensor]]
+"""Name, shape, and how to get it."""
+
+
+def _in_files(paths: Sequence[str]) -> list[_Offered]:
+    """Nothing is read before it is asked for. InferenceError."""
+    try:
+        files: list[Any] = [safe_open(path, framework="pt", device="cpu") for path in paths]
+    except (OSError, SafetensorError) as error:
+        raise InferenceError(f"the transformers engine: {list(paths)} cannot be read: {error}") from error
+    return [
+        (name, file.get_slice(name).get_shape(), functools.partial(file.get_tensor, name))
+        for file in files
+        for name in file.keys()  # noqa: SIM118 - a safetensors handle is no dict
+    ]
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 class TransformersEngine:
-    """See Engine. Runs on the visible GPU number ``gpu``, else on the CPU with ``config.threads`` threads."""
+    """See Engine. Runs on the visible GPU number ``gpu``, else on the CPU with ``config.threads`` threads.
+    ``weight_secret``: the file with which it asks a trainer that streams weights."""
 
     description = f"transformers {__version__}"
 
-    def __init__(self, model_path: Path, config: EngineConfig, max_context_tokens: int, gpu: int = 0) -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        config: EngineConfig,
+        max_context_tokens: int,
+        gpu: int = 0,
+        weight_secret: Path | None = None,
+    ) -> None:
         self._path = model_path
+        self._weight_secret = weight_secret
         self._config = config
         self._max_context_tokens = max_context_tokens
         self._device = torch.device(f"cuda:{gpu}" if torch.cuda.is_available() else "cpu")
@@ -223,25 +252,32 @@ class TransformersEngine:
         return scores
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        await self._in_thread(lambda: self._load_weights(update))
+        await asyncio.to_thread(check_offer, update, self._weight_secret, "the transformers engine")
+        offered = (
+            await asyncio.to_thread(self._streamed, update) if update.source is not None else _in_files(update.paths)
+        )
+        await self._in_thread(lambda: self._load_weights(update.version, offered))
 
-    def _load_weights(self, update: WeightUpdate) -> None:
+    def _streamed(self, update: WeightUpdate) -> list[_Offered]:
+        """All of it first: a stream may break off."""
+        assert update.source is not None and self._weight_secret is not None
+        try:
+            tensors = list(streamed_tensors(update.source, self._weight_secret))
+        except (OSError, TransportError, ValueError) as error:
+            raise InferenceError(f"the transformers engine: weights {update.version} broke off: {error}") from error
+        return [(name, list(tensor.shape), functools.partial(_itself, tensor)) for name, tensor in tensors]
+
+    def _load_weights(self, version: int, offered: list[_Offered]) -> None:
         """Copy into the model; nothing is changed unless every name and shape fits."""
         state: dict[str, torch.Tensor] = self._model.state_dict()
-        files: list[tuple[str, Any]] = [
-            (name, file)
-            for path in update.paths
-            for file in [_open(path)]
-            for name in file.keys()  # noqa: SIM118 - a safetensors handle is no dict
-        ]
-        wrong = [n for n, f in files if n not in state or list(state[n].shape) != f.get_slice(n).get_shape()]
-        given = {state[name].data_ptr() for name, _ in files if name in state}
+        wrong = [name for name, shape, _ in offered if name not in state or list(state[name].shape) != shape]
+        given = {state[name].data_ptr() for name, _, _ in offered if name in state}
         absent = [name for name, tensor in state.items() if tensor.data_ptr() not in given]
         if wrong or absent:
-            raise ValueError(f"weights {update.version} do not fit: wrong {wrong[:5]}, absent {absent[:5]}")
-        for name, file in files:
-            state[name].copy_(file.get_tensor(name))
-        self.weight_version = update.version
+            raise ValueError(f"weights {version} do not fit: wrong {wrong[:5]}, absent {absent[:5]}")
+        for name, _, read in offered:
+            state[name].copy_(read())
+        self.weight_version = version
 
     async def load(self) -> EngineLoad:
         self._check_alive()

@@ -10,17 +10,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from prorl_hpc.inference.model_identity import ModelIdentity, identify_model
+from prorl_hpc.inference.offered_weights import check_offer
 from prorl_hpc.inference.protocol import EngineLoad, ServerDown
 from prorl_hpc.inference.vllm_http import VllmHttp
 from prorl_hpc.inference.vllm_process import VllmProcess
 from prorl_hpc.inference.vllm_settings import check_weight_plugin, vllm_version
 from prorl_hpc.inference.vllm_wire import completion_of, generate_body, prompt_logprobs_of, sampling_params
+from prorl_hpc.inference.weight_receiver import update_info
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
@@ -189,24 +190,34 @@ class VllmEngine:
         return prompt_logprobs_of(answer, token_ids, self._name)
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        missing = [path for path in update.paths if not Path(path).is_file()]
-        if missing or not update.paths:
-            raise InferenceError(f"{self._name}: weights {update.version} are not here: {missing or 'no path given'}")
+        secret = self._process.settings.weight_secret
+        await asyncio.to_thread(check_offer, update, secret, self._name)
         async with self._updating:
             await self._until_serving()
+            begun = False
             try:
                 await self._post("/pause?mode=keep")
                 # From here to the resume nothing is computed, so what is sent now runs on the new weights alone.
                 self._cache_generation += 1
                 await self._post("/start_weight_update")
-                await self._post("/update_weights", {"update_info": {"paths": update.paths}})
+                begun = True
+                await self._post("/update_weights", {"update_info": update_info(update, secret)})
                 await self._post("/finish_weight_update", {"weight_version": str(update.version)})
                 await self._post("/reset_prefix_cache")
             except BaseException:
-                await self._resume_after_failure()
+                if begun and update.source is not None:
+                    self._give_up_halves(update)
+                else:
+                    await self._resume_after_failure()
                 raise
             await self._post("/resume")
             self._weight_version = update.version
+
+    def _give_up_halves(self, update: WeightUpdate) -> None:
+        """A stream that broke off has left some tensors new and some old, and requests in flight must not go on with
+        those. Files were all there when it began."""
+        log.error("%s: weights %d broke off: killing the vLLM server", self._name, update.version)
+        self._process.kill()
 
     async def _resume_after_failure(self) -> None:
         """Requests in flight go on even if the update did not; its own error is the one that is raised."""

@@ -61,7 +61,8 @@ class GroupPlace:
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """What one server needs to know. ``gpus`` empty: CPU. ``place``: of this node, for a server of several nodes."""
+    """What one server needs to know. ``gpus`` empty: CPU. ``place``: of this node, for a server of several nodes.
+    ``weight_secret``: the file that every rank reads when the trainer streams weights to it."""
 
     engine: EngineConfig
     model_path: Path
@@ -70,6 +71,7 @@ class VllmSettings:
     cache_dir: Path
     gpus: list[str]
     place: GroupPlace | None = None
+    weight_secret: Path | None = None
 
     @property
     def on_gpu(self) -> bool:

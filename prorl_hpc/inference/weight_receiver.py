@@ -1,8 +1,9 @@
-"""How a running vLLM server gets new weights: a weight-transfer backend that reads safetensors files.
+"""How a running vLLM server gets new weights: a weight-transfer backend that reads safetensors files, or the trainer's
+own stream.
 
 vLLM loads ``register`` in each of its processes (entry point ``vllm.general_plugins``). The trainer leaves
-files on storage that this node reads, tmpfs where it can, and the engine posts their paths. Works on CPU and GPU,
-with any tensor parallelism: every rank reads the files and keeps its share.
+files on storage that this node reads, tmpfs where it can, or listens for who asks; the engine posts where. Works on CPU
+and GPU, with any tensor parallelism: every rank reads all and keeps its share.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from prorl_hpc.inference.parent_watch import end_with_parent
+import msgspec
 
-BACKEND = "prorl_safetensors"
+from prorl_hpc.inference.parent_watch import end_with_parent
+from prorl_hpc.messages.inference import WeightSource, WeightUpdate
+
+BACKEND = "prorl_weights"
 
 log = logging.getLogger("vllm.prorl_hpc.weights")
 
@@ -28,6 +33,13 @@ def register() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, _receiver_class())
+
+
+def update_info(update: WeightUpdate, key_file: Path | None) -> dict[str, Any]:
+    """What the engine posts to ``/update_weights``; ``key_file`` goes with a source."""
+    if update.source is None:
+        return {"paths": update.paths}
+    return {"source": msgspec.to_builtins(update.source), "key_file": str(key_file)}
 
 
 def _tensors(paths: list[str]) -> Iterator[tuple[str, Any]]:
@@ -63,17 +75,21 @@ def _receiver_class() -> type:
     from vllm.distributed.weight_transfer import base
     from vllm.model_executor.model_loader import reload
 
+    from prorl_hpc.inference.streamed_weights import streamed_tensors
+
     @dataclass
     class InitInfo(base.WeightTransferInitInfo):  # type: ignore[misc]
         """Nothing to agree on beforehand."""
 
     @dataclass
     class UpdateInfo(base.WeightTransferUpdateInfo):  # type: ignore[misc]
-        """safetensors files that together hold the whole model."""
+        """safetensors files that together hold the whole model, or a WeightSource and the secret that it wants proved."""
 
         paths: list[str] = field(default_factory=list)
+        source: dict[str, Any] | None = None
+        key_file: str = ""
 
-    class SafetensorsReceiver(base.WeightTransferEngine):  # type: ignore[misc]
+    class WeightReceiver(base.WeightTransferEngine):  # type: ignore[misc]
         init_info_cls = InitInfo
         update_info_cls = UpdateInfo
 
@@ -97,9 +113,14 @@ def _receiver_class() -> type:
 
         def receive_weights(self, update_info: UpdateInfo) -> None:
             began = time.monotonic()
-            loaded = set(self.model.load_weights(_tensors(update_info.paths)) or ())
+            if update_info.source is not None:
+                source = msgspec.convert(update_info.source, WeightSource)
+                tensors = streamed_tensors(source, Path(update_info.key_file))
+            else:
+                tensors = _tensors(update_info.paths)
+            loaded = set(self.model.load_weights(tensors) or ())
             if not loaded:
-                raise ValueError(f"no tensor of {update_info.paths} has a name that this model knows")
+                raise ValueError("no tensor of the new weights has a name that this model knows")
             log.info("loaded %d tensors in %.2f s", len(loaded), time.monotonic() - began)
 
         def finish_weight_update(self) -> None:
@@ -110,4 +131,4 @@ def _receiver_class() -> type:
         def shutdown(self) -> None:
             pass
 
-    return SafetensorsReceiver
+    return WeightReceiver

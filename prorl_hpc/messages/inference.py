@@ -85,13 +85,24 @@ class WeightProbe(msgspec.Struct, frozen=True):
     tolerance: float
 
 
+class WeightSource(msgspec.Struct, frozen=True):
+    """A process of the run that streams weights (transport.weight_stream) to who has the run's key. ``word`` is of this
+    one offer: who listens at the same place later does not know it."""
+
+    host: str
+    port: int
+    word: str
+
+
 class WeightUpdate(msgspec.Struct, frozen=True, tag=True):
-    """Load safetensors ``paths`` (Hugging Face names; readable on the agent's node) as ``version``."""
+    """Load safetensors ``paths`` (Hugging Face names; readable on the agent's node), or what ``source`` streams, as
+    ``version``: one of them, the other is empty."""
 
     version: int
     paths: list[str]
     probe: WeightProbe | None = None
     policy: str = "policy"
+    source: WeightSource | None = None
 
 
 class WeightUpdated(msgspec.Struct, frozen=True, tag=True):

@@ -68,7 +68,12 @@ BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
     "WeightUpdate": {
         "policy": _WORD,
         "version": {"minimum": 1, "maximum": _MAX_VERSION},
-        "paths": {"minItems": 1, "maxItems": 10_000, "items": {"minLength": 1, "maxLength": 4096}},
+        "paths": {"maxItems": 10_000, "items": {"minLength": 1, "maxLength": 4096}},
+    },
+    "WeightSource": {
+        "host": {"minLength": 1, "maxLength": 255, "pattern": "^[A-Za-z0-9.:_-]+$"},
+        "port": {"minimum": 1, "maximum": 65535},
+        "word": {"minLength": 1, "maxLength": 64, "pattern": "^[A-Za-z0-9_-]+$"},
     },
     "WeightProbe": {
         "token_ids": {**_TOKEN_IDS, "minItems": 2, "maxItems": _MAX_COUNT},
@@ -88,6 +93,8 @@ BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
 }
 _EXPECTED = {
     _NAME["pattern"]: f"1 to {MAX_NAME} letters, digits, '.', '_' or '-', the first a letter or digit",
+    BOUNDS["WeightSource"]["host"]["pattern"]: "the address of a node",
+    BOUNDS["WeightSource"]["word"]["pattern"]: "letters, digits, '_' or '-'",
     BOUNDS["OutsideServer"]["url"]["pattern"]: "http(s)://host:port/v1 or unix:/path",
     BOUNDS["OutsideServer"]["api_key"]["pattern"]: "printable ASCII without spaces",
 }
@@ -144,6 +151,9 @@ def check_policy(policy: str, known: Collection[str], field: str, *, or_any: boo
 
 def check_weights(update: WeightUpdate) -> None:
     _check(update, "$")
+    if bool(update.paths) is (update.source is not None):
+        given = "both" if update.paths else "neither"
+        raise invalid(f"{given} of paths and source: expected the one or the other", "$.paths")
     probe = update.probe
     if probe is not None and len(probe.logprobs) != len(probe.token_ids) - 1:
         n, got = len(probe.token_ids), len(probe.logprobs)

@@ -75,8 +75,8 @@ async def lead(process: Process, stop: StopSignal, world: int) -> None:
     from prorl_hpc.tasks.dataset import load_rows
     from prorl_hpc.trainer.crew import Crew, Rank
     from prorl_hpc.trainer.loop import TrainingLoop
-    from prorl_hpc.trainer.publish import WeightDirectory, probe_tokens
-    from prorl_hpc.trainer.publisher import DiskPublisher
+    from prorl_hpc.trainer.publish import probe_tokens
+    from prorl_hpc.trainer.publisher import make_publisher
     from prorl_hpc.trainer.step_metrics import TensorBoard
 
     config, run = process.config, process.run
@@ -84,9 +84,14 @@ async def lead(process: Process, stop: StopSignal, world: int) -> None:
     train_rows, heldout_rows = load_rows(config.task, "train"), load_rows(config.task, "heldout")
     crew = Crew()
     rank = await crew.load(lambda: Rank(config, run, stop, rank=0, world=world, host=_host(process)))
-    single_node = make_plan(config).single_node
-    directory = WeightDirectory(run, single_node=single_node, weight_bytes=rank.engine.weight_bytes)
-    publisher = DiskPublisher(crew, directory)
+    publisher = make_publisher(
+        config.trainer.publish,
+        crew,
+        run,
+        host=_host(process),
+        single_node=make_plan(config).single_node,
+        weight_bytes=rank.engine.weight_bytes,
+    )
     stop.loaded()
     process.ready(detail="training")
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch import Tensor
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
@@ -24,6 +25,7 @@ from prorl_hpc.trainer.batches import TrainingBatch
 from prorl_hpc.trainer.best_model import BestModel
 from prorl_hpc.trainer.checkpoint import Checkpoint, Position
 from prorl_hpc.trainer.checkpoint_files import CheckpointNotWritten
+from prorl_hpc.trainer.direct_copy import copies
 from prorl_hpc.trainer.engine import Engine, StepOutcome, prepare_deepspeed
 from prorl_hpc.trainer.process_group import join
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
@@ -68,6 +70,9 @@ class Rank:
     def write_weights(self, directory: Path) -> list[Path]:
         return write_safetensors(self.engine.weights(), directory, "model", write=self.engine.rank == 0)[0]
 
+    def copy_weights(self) -> list[tuple[str, Tensor]]:
+        return copies(self.engine.weights(), keep=self.engine.rank == 0)
+
     def save(self, position: Position) -> Path:
         keep = self._settings.keep_checkpoints
         return checkpoint.save(self.engine, self._checkpoints, self._model, position, run_id=self._run_id, keep=keep)
@@ -103,6 +108,9 @@ class Crew:
 
     async def write_weights(self, directory: Path) -> list[Path]:
         return await self._all("write_weights", directory)  # type: ignore[no-any-return]
+
+    async def copy_weights(self) -> list[tuple[str, Tensor]]:
+        return await self._all("copy_weights")  # type: ignore[no-any-return]
 
     async def save(self, position: Position) -> Path:
         return await self._all("save", position)  # type: ignore[no-any-return]

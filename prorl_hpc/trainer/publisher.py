@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.inference import WeightProbe, WeightUpdate
 from prorl_hpc.trainer.crew import Crew
+from prorl_hpc.trainer.direct_transfer import DirectPublisher
 from prorl_hpc.trainer.publish import WeightDirectory
 
 
@@ -41,3 +43,13 @@ class DiskPublisher:
 
     def close(self) -> None:
         self._directory.close()
+
+
+def make_publisher(
+    way: str, crew: Crew, run: RunDirectory, *, host: str, single_node: bool, weight_bytes: int
+) -> Publisher:
+    """Of ``trainer.publish=way``. ``host``: the address at which the run's other nodes reach this one, loopback where there
+    are none."""
+    if way == "direct":
+        return DirectPublisher(crew, host, run.weight_secret_file)
+    return DiskPublisher(crew, WeightDirectory(run, single_node=single_node, weight_bytes=weight_bytes))

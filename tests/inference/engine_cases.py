@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -18,6 +18,11 @@ from prorl_hpc.inference.protocol import Engine
 from prorl_hpc.inference.scripted_engine import ScriptedEngine, scripted_scores
 from prorl_hpc.messages.inference import WeightProbe, WeightUpdate
 from prorl_hpc.tasks.testing import write_chat_model
+from prorl_hpc.transport.weight_server import OfferedTensor, WeightServer
+from prorl_hpc.transport.weight_stream import read_key
+
+if TYPE_CHECKING:
+    from prorl_hpc.inference.vllm_engine import VllmEngine
 
 PROMPT = list(range(40, 100))
 CONTEXT = 512
@@ -32,19 +37,27 @@ class Reference(Protocol):
         """Weights of that version, as a trainer would leave them."""
         ...
 
+    def tensors(self, version: int) -> list[OfferedTensor]:
+        """The same, as a trainer would stream them."""
+        ...
+
 
 @dataclass
 class EngineCase:
-    """``has_model``: samples from a distribution, has a context limit, reads weight files. ``text``: of its tokenizer."""
+    """``stream``: the trainer's side. ``has_model``: samples from a distribution, has a context limit, reads weight files.
+    ``text``: of its tokenizer."""
 
     kind: str
     engine: Engine
     reference: Reference
     text: ModelText
+    stream: WeightServer
     has_model: bool = True
 
-    def update(self, version: int, tolerance: float = 1e-3) -> WeightUpdate:
+    def update(self, version: int, tolerance: float = 1e-3, way: str = "disk") -> WeightUpdate:
         probe = WeightProbe(PROMPT, self.reference.scores(PROMPT, version), tolerance)
+        if way == "direct":
+            return WeightUpdate(version, [], probe, source=self.stream.offer(self.reference.tensors(version)))
         return WeightUpdate(version, self.reference.files(version), probe)
 
 
@@ -53,6 +66,9 @@ class ScriptedReference:
         return scripted_scores(token_ids, version)
 
     def files(self, version: int) -> list[str]:
+        return []
+
+    def tensors(self, version: int) -> list[OfferedTensor]:
         return []
 
 
@@ -98,35 +114,58 @@ class ModelReference:
             save_file({k: v.contiguous() for k, v in state.items() if k != "lm_head.weight"}, path)
         return [str(path)]
 
+    def tensors(self, version: int) -> list[OfferedTensor]:
+        from prorl_hpc.trainer.direct_copy import copies, offered
+
+        return [offered(name, tensor) for name, tensor in copies(self._model(version).named_parameters(), keep=True)]
+
+
+def new_secret(directory: Path) -> Path:
+    path = directory / "stream.secret"
+    path.touch(mode=0o600)
+    path.write_bytes(b"between the trainer and its servers")
+    return path
+
 
 @asynccontextmanager
 async def open_case(kind: str, tiny_model: Path, weights_dir: Path) -> AsyncIterator[EngineCase]:
+    secret = new_secret(weights_dir)
+    stream = WeightServer("127.0.0.1", read_key(secret))
+    async with _open_case(kind, tiny_model, weights_dir, stream, secret) as case:
+        yield case
+    stream.close()
+
+
+@asynccontextmanager
+async def _open_case(
+    kind: str, tiny_model: Path, weights_dir: Path, stream: WeightServer, secret: Path
+) -> AsyncIterator[EngineCase]:
     if kind == "scripted":
         model = write_chat_model(weights_dir / "model")
         engine = ScriptedEngine(model_path=model, token_s=0.001)
         await engine.start(lambda text: None)
-        yield EngineCase(kind, engine, ScriptedReference(), ModelText(model), has_model=False)
+        yield EngineCase(kind, engine, ScriptedReference(), ModelText(model), stream, has_model=False)
         await engine.stop()
         return
     if kind == "vllm" and find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: pip install 'prorl_hpc[vllm]'")
     reference = ModelReference(tiny_model, weights_dir)
     with tempfile.TemporaryDirectory(prefix="prorl-", dir="/tmp") as runtime:
-        made = _vllm(tiny_model, Path(runtime)) if kind == "vllm" else _transformers(tiny_model)
+        made = make_vllm(tiny_model, Path(runtime), secret) if kind == "vllm" else _transformers(tiny_model, secret)
         await made.start(lambda text: None)
         try:
-            yield EngineCase(kind, made, reference, ModelText(tiny_model))
+            yield EngineCase(kind, made, reference, ModelText(tiny_model), stream)
         finally:
             await made.stop()
 
 
-def _transformers(tiny_model: Path) -> Engine:
+def _transformers(tiny_model: Path, secret: Path) -> Engine:
     from prorl_hpc.inference.transformers_engine import TransformersEngine
 
-    return TransformersEngine(tiny_model, EngineConfig(max_parallel_requests=16), CONTEXT)
+    return TransformersEngine(tiny_model, EngineConfig(max_parallel_requests=16), CONTEXT, weight_secret=secret)
 
 
-def _vllm(tiny_model: Path, runtime: Path) -> Engine:
+def make_vllm(tiny_model: Path, runtime: Path, secret: Path) -> VllmEngine:
     from prorl_hpc.inference.accelerators import gpus_of_server
     from prorl_hpc.inference.vllm_engine import VllmEngine
     from prorl_hpc.inference.vllm_process import VllmProcess
@@ -139,5 +178,6 @@ def _vllm(tiny_model: Path, runtime: Path) -> Engine:
         runtime / "v.sock",
         runtime / "cache",
         gpus_of_server(0, 1),
+        weight_secret=secret,
     )
     return VllmEngine(lambda: VllmProcess(settings, runtime / "vllm.log"), "test-vllm", CONTEXT, restarts=1)

@@ -17,10 +17,13 @@ from prorl_hpc.inference.agent import probe_gap
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan, WeightProbe, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
+from prorl_hpc.transport.weight_server import WeightServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 _versions = itertools.count(1)
 _ids = itertools.count()
+both_ways = pytest.mark.parametrize("way", ["disk", "direct"])
+"""How weights reach the engine: trainer.publish."""
 
 
 @pytest_asyncio.fixture(
@@ -189,12 +192,13 @@ async def test_a_stop_string_may_be_a_control_token(case: EngineCase) -> None:
     raise AssertionError("no turn had the control token in it: choose other seeds")
 
 
-async def test_new_weights_forget_the_prefix_cache(case: EngineCase) -> None:
+@both_ways
+async def test_new_weights_forget_the_prefix_cache(case: EngineCase, way: str) -> None:
     prompt = [PROMPT[i * 7 % len(PROMPT)] for i in range(200)]
     cached = []
     for update in (False, False, True, False):
         if update:
-            await case.engine.update_weights(case.update(next(_versions)))
+            await case.engine.update_weights(case.update(next(_versions), way=way))
         request = case.engine.generate(f"cache{next(_ids)}", prompt, SamplingParams(max_tokens=1, seed=1), 50)
         completion = await request
         assert all(span.version == case.engine.weight_version for span in completion.versions)
@@ -228,11 +232,12 @@ async def test_score_is_the_reference_models_own(case: EngineCase) -> None:
     assert await case.engine.score(PROMPT) == pytest.approx(case.reference.scores(PROMPT, version), abs=1e-4)
 
 
-async def test_new_weights_are_what_it_generates_with(case: EngineCase) -> None:
+@both_ways
+async def test_new_weights_are_what_it_generates_with(case: EngineCase, way: str) -> None:
     """Catches a tied output head that keeps the old weights, and a prefix cache that keeps old keys and values."""
     await generate(case, seed=1, max_tokens=4)
     version = next(_versions)
-    update = case.update(version)
+    update = case.update(version, way=way)
     await case.engine.update_weights(update)
     assert case.engine.weight_version == version
     assert update.probe is not None
@@ -243,12 +248,13 @@ async def test_new_weights_are_what_it_generates_with(case: EngineCase) -> None:
     assert completion.versions[0].version == version
 
 
-async def test_weights_change_under_a_request_in_flight(case: EngineCase) -> None:
+@both_ways
+async def test_weights_change_under_a_request_in_flight(case: EngineCase, way: str) -> None:
     old = case.engine.weight_version
     for attempt in range(10):  # the new weights may choose an end token at once
         new = next(_versions)
-        update = case.update(new)
-        task = await long_one(case, f"in-flight-{attempt}")
+        update = case.update(new, way=way)
+        task = await long_one(case, f"in-flight-{way}-{attempt}")
         await case.engine.update_weights(update)
         completion = await task
         well_formed(completion)
@@ -262,9 +268,10 @@ async def test_weights_change_under_a_request_in_flight(case: EngineCase) -> Non
     assert following.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-async def test_the_probe_refuses_other_weights(case: EngineCase) -> None:
+@both_ways
+async def test_the_probe_refuses_other_weights(case: EngineCase, way: str) -> None:
     version = next(_versions)
-    await case.engine.update_weights(case.update(version))
+    await case.engine.update_weights(case.update(version, way=way))
     wrong = WeightProbe(PROMPT, case.reference.scores(PROMPT, version + 1000), tolerance=0.05)
     with pytest.raises(InferenceError, match="does not serve the trainer's weights"):
         await probe_gap(case.engine, wrong)
@@ -285,6 +292,23 @@ async def test_weights_that_cannot_be_read_are_refused_and_it_goes_on(case: Engi
     assert await case.engine.score(PROMPT) == pytest.approx(case.reference.scores(PROMPT, version), abs=1e-4)
     await case.engine.update_weights(case.update(next(_versions)))
     assert len((await generate(case, seed=3, max_tokens=4)).token_ids) > 0
+
+
+async def test_weights_that_are_not_offered_are_refused_and_it_goes_on(case: EngineCase) -> None:
+    if not case.has_model:
+        pytest.skip("a scripted engine reads no weights")
+    version = case.engine.weight_version
+    old = case.update(version + 1, way="direct").source
+    assert old is not None
+    case.stream.withdraw(old)
+    closed = WeightServer("127.0.0.1", b"k")
+    gone = closed.offer([])
+    closed.close()
+    for source in (old, gone):
+        with pytest.raises(InferenceError, match="cannot be had from the trainer"):
+            await case.engine.update_weights(WeightUpdate(version + 1, [], source=source))
+    assert case.engine.weight_version == version
+    assert await case.engine.score(PROMPT) == pytest.approx(case.reference.scores(PROMPT, version), abs=1e-4)
 
 
 async def test_a_burst_beyond_its_slots_is_served(case: EngineCase) -> None:

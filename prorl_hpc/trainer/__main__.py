@@ -75,9 +75,9 @@ async def lead(process: Process, stop: StopSignal, world: int) -> None:
     from prorl_hpc.tasks.dataset import load_rows
     from prorl_hpc.trainer.crew import Crew, Rank
     from prorl_hpc.trainer.loop import TrainingLoop
+    from prorl_hpc.trainer.metric_writers import open_writers
     from prorl_hpc.trainer.publish import probe_tokens
     from prorl_hpc.trainer.publisher import make_publisher
-    from prorl_hpc.trainer.step_metrics import TensorBoard
 
     config, run = process.config, process.run
     process.say(Phase.STARTING, "loading the model")
@@ -98,7 +98,7 @@ async def lead(process: Process, stop: StopSignal, world: int) -> None:
         await stop.guard(process.wait_for("coordinator", config.run.start_timeout_s))
         # So long: a coordinator may be started again, and at the beginning servers and workers may still be coming.
         async with RolloutClient.for_run(process, patience_s=config.run.start_timeout_s) as client:
-            with TensorBoard(run.tensorboard) as board:
+            with open_writers(config, run) as writers:
                 loop = TrainingLoop(
                     config,
                     run,
@@ -106,7 +106,7 @@ async def lead(process: Process, stop: StopSignal, world: int) -> None:
                     crew,
                     stop,
                     publisher,
-                    board,
+                    writers,
                     train_rows=train_rows,
                     heldout_rows=heldout_rows,
                     probe_ids=probe_tokens(Path(config.model.path)),

@@ -1,25 +1,24 @@
-"""Numbers of a batch of rollouts, for metrics.jsonl (its keys are told in observe.metrics) and TensorBoard."""
+"""Numbers of a batch of rollouts; what the keys mean is told in observe.metrics."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from prorl_hpc.messages.batch import BatchResult, GroupOutcome
 from prorl_hpc.messages.rollout import RolloutResult, Status
+from prorl_hpc.trainer.batches import TrainingBatch
 
 
 def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def rollout_metrics(result: BatchResult, weight_version: int) -> dict[str, Any]:
+def rollout_metrics(result: BatchResult) -> dict[str, Any]:
     """Rewards and lengths over all finished rollouts, those of dropped groups too; counts of groups and failures.
     Groups that go on into a later batch are counted as ``groups_carried`` and have their rollouts counted there.
-    ``staleness``: mean age in versions of the tokens that the policy wrote. Values that do not exist are left out."""
+    Values that do not exist are left out."""
     carried = sum(group.outcome is GroupOutcome.CARRIED for group in result.groups)
     rollouts = [r for group in result.groups if group.outcome is not GroupOutcome.CARRIED for r in group.rollouts]
     done = [r for r in rollouts if r.status is Status.DONE]
@@ -27,15 +26,9 @@ def rollout_metrics(result: BatchResult, weight_version: int) -> dict[str, Any]:
     accepted = [r for g in result.groups if g.outcome is GroupOutcome.ACCEPTED for r in g.rollouts]
     progress = result.progress
     generated = [_generated(r) for r in done]
-    ages = [
-        (weight_version - s.weight_version, len(s.token_ids))
-        for r in accepted
-        for conversation in r.trajectory.conversations
-        for s in conversation.segments
-        if s.trained and s.weight_version is not None
-    ]
     found = {
         "reward": mean(_rewards(done)),
+        "reward_by_task": _reward_by_task(done),
         "reward_accepted": mean(_rewards([r for r in accepted if r.status is Status.DONE])),
         "success": mean([float(x >= 1.0) for x in _rewards(done)]),
         "rollouts": len(done),
@@ -43,6 +36,7 @@ def rollout_metrics(result: BatchResult, weight_version: int) -> dict[str, Any]:
         "groups_accepted": progress.accepted,
         "groups_uniform": progress.uniform,
         "groups_broken": progress.broken,
+        "groups_replaced": max(0, progress.accepted + progress.uniform + progress.broken - progress.groups_wanted),
         "groups_carried": carried or None,
         "failures": dict(Counter(_kind(r) for r in broken)),
         "response_tokens": mean([float(n) for n in generated]),
@@ -52,9 +46,40 @@ def rollout_metrics(result: BatchResult, weight_version: int) -> dict[str, Any]:
         "turns": mean([r.metrics["turns"] for r in done if "turns" in r.metrics]),
         "tokens_generated": sum(_generated(r) for r in rollouts),
         "tokens_total": sum(part.num_tokens for r in rollouts for part in r.trajectory.conversations),
-        "staleness": sum(age * n for age, n in ages) / sum(n for _, n in ages) if ages else None,
+        "generation_s": result.elapsed_s,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def token_ages(result: BatchResult, batch: TrainingBatch, version: int, oldest: int) -> dict[str, float]:
+    """``staleness`` and ``staleness_max``: age in weight versions, mean and largest, of the tokens that the policy wrote in the
+    groups of ``batch``, which are of ``oldest`` or newer. Empty without such tokens."""
+    trained = {sample.group_id for sample in batch.samples} | {sample.group_id for sample in batch.left_out}
+    ages = [
+        (version - segment.weight_version, len(segment.token_ids))
+        for group in result.groups
+        if group.outcome is GroupOutcome.ACCEPTED and group.group_id in trained
+        for rollout in group.rollouts
+        if rollout.status is Status.DONE
+        for conversation in rollout.trajectory.conversations
+        for segment in conversation.segments
+        # One that is older can only be of a conversation that overlong filtering leaves out.
+        if segment.trained and segment.weight_version is not None and segment.weight_version >= oldest
+    ]
+    tokens = sum(n for _, n in ages)
+    if not tokens:
+        return {}
+    return {"staleness": sum(age * n for age, n in ages) / tokens, "staleness_max": max(age for age, _ in ages)}
+
+
+def speeds(record: dict[str, Any], result: BatchResult, seconds: dict[str, float]) -> dict[str, float]:
+    """Per second: rollouts and generated tokens while the batch was being made, which need not be while the trainer waited;
+    computed and trained tokens while it trained."""
+    found = {"rollouts_per_s": ("rollouts", result.elapsed_s), "tokens_per_s": ("tokens_generated", result.elapsed_s)}
+    if (training := seconds.get("training")) is not None:
+        found["training_tokens_per_s"] = ("tokens_computed", training)
+        found["trained_tokens_per_s"] = ("tokens_trained", training)
+    return {name: record[amount] / max(span, 1e-9) for name, (amount, span) in found.items()}
 
 
 def evaluation_metrics(result: BatchResult) -> dict[str, Any]:
@@ -87,38 +112,12 @@ def _rewards(rollouts: Sequence[RolloutResult]) -> list[float]:
     return [r.reward for r in rollouts if r.reward is not None]
 
 
+def _reward_by_task(rollouts: Sequence[RolloutResult]) -> dict[str, float | None]:
+    by_task: dict[str, list[RolloutResult]] = defaultdict(list)
+    for rollout in rollouts:
+        by_task[rollout.task].append(rollout)
+    return {task: mean(_rewards(of)) for task, of in sorted(by_task.items())}
+
+
 def _kind(rollout: RolloutResult) -> str:
     return rollout.failure.kind.value if rollout.failure is not None else rollout.status.value
-
-
-class TensorBoard:
-    """The same numbers as TensorBoard scalars, under ``step/`` and ``eval/``."""
-
-    def __init__(self, directory: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(directory))
-
-    def write(self, record: dict[str, Any]) -> None:
-        for name, value in _flat(record):
-            if name not in ("step", "time"):
-                self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
-        self._writer.flush()
-
-    def __enter__(self) -> TensorBoard:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.close()
-
-
-def _flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
-    for key, value in record.items():
-        if isinstance(value, dict):
-            found += _flat(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float):
-            found.append((prefix + key, float(value)))
-    return found

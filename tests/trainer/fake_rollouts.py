@@ -83,6 +83,7 @@ class FakeRollouts:
         self.updates: list[WeightUpdate] = []
         self.on_wait: Callable[[str], None] = lambda batch_id: None
         self.hang = False
+        self.paused, self.pauses = False, 0
         self._carried: GroupResult | None = None
 
     async def __aenter__(self) -> FakeRollouts:
@@ -135,6 +136,15 @@ class FakeRollouts:
         found = torch.tensor(self._score(update.probe.token_ids))
         gap = float((found - torch.tensor(update.probe.logprobs)).abs().max()) + self.gap
         return [WeightUpdated(update.version, "inference-0", 0.1, gap)]
+
+    async def pause(self) -> RunStatus:
+        self.paused = True
+        self.pauses += 1
+        return await self.status()
+
+    async def resume(self) -> RunStatus:
+        self.paused = False
+        return await self.status()
 
     async def status(self) -> RunStatus:
         server = ServerStatus("inference-0", "here", "fake", "tiny", True, self.version, 0, 0, 0, 0, 0.0)

@@ -25,12 +25,11 @@ def test_why_rollouts_ended_and_what_their_branches_generated() -> None:
         rollout("b.g0.s3", None, status=Status.FAILED),
     ]
     group = GroupResult("b.g0", 0, GroupOutcome.ACCEPTED, rollouts)
-    found = rollout_metrics(batch_result([group]), weight_version=4)
+    found = rollout_metrics(batch_result([group]))
     assert found["finish"] == pytest.approx({"answer": 2 / 3, "unknown": 1 / 3})
     assert found["branches"] == pytest.approx(2 / 3)
     assert found["tokens_generated"] == 4 * 3 + 2 and found["tokens_total"] == 4 * 6 + 2 * 3
     assert found["response_tokens"] == pytest.approx((3 * 3 + 2) / 3)
-    assert found["staleness"] == pytest.approx(4 * 12 / 14)  # the branches are of version 4, the others of 0
 
 
 def test_no_rollouts_no_shares() -> None:

@@ -20,10 +20,10 @@ from prorl_hpc.trainer import checkpoint
 from prorl_hpc.trainer.checkpoint import Position
 from prorl_hpc.trainer.crew import Crew, Rank
 from prorl_hpc.trainer.loop import TrainingLoop
+from prorl_hpc.trainer.metric_writers import open_writers
 from prorl_hpc.trainer.prompts import PromptOrder
 from prorl_hpc.trainer.publish import WeightDirectory, probe_tokens
 from prorl_hpc.trainer.publisher import DiskPublisher
-from prorl_hpc.trainer.step_metrics import TensorBoard
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
 pytestmark = pytest.mark.train
@@ -59,7 +59,7 @@ async def a_loop(run: RunDirectory, service: FakeRollouts, monkeypatch, commands
     rank = await crew.load(lambda: Rank(config, run, stop, rank=0, world=1, host="127.0.0.1"))
     directory = WeightDirectory(run, single_node=True, weight_bytes=rank.engine.weight_bytes)
     publisher = DiskPublisher(crew, directory)
-    with TensorBoard(run.tensorboard) as board:
+    with open_writers(config, run) as writers:
         yield TrainingLoop(
             config,
             run,
@@ -67,7 +67,7 @@ async def a_loop(run: RunDirectory, service: FakeRollouts, monkeypatch, commands
             crew,
             stop,
             publisher,
-            board,
+            writers,
             train_rows=ROWS,
             heldout_rows=[{"id": f"h{i}", "number": 20 + i} for i in range(6)],
             probe_ids=probe_tokens(Path(config.model.path)),
@@ -165,11 +165,12 @@ def assert_alike(ours: RunDirectory, theirs: RunDirectory) -> None:
 async def test_steps_behind_the_checkpoint_are_trained_again_from_what_was_recorded(
     tmp_path, tiny_model, monkeypatch, commands, when_full
 ):
-    whole = new_run(tmp_path, tiny_model, steps=4, when_full=when_full)
+    carry = {"when_full": when_full, "staleness": int(when_full == "carry")}
+    whole = new_run(tmp_path, tiny_model, steps=4, **carry)
     async with a_loop(whole, FakeRollouts(tiny_model), monkeypatch, commands) as loop:
         await loop.run()
 
-    run = new_run(tmp_path, tiny_model, steps=4, when_full=when_full, checkpoint_every=99)
+    run = new_run(tmp_path, tiny_model, steps=4, checkpoint_every=99, **carry)
     service = FakeRollouts(tiny_model)
     async with a_loop(run, service, monkeypatch, commands) as loop:
 
@@ -285,15 +286,15 @@ async def test_a_batch_without_an_informative_group_keeps_the_weights(
     async with a_loop(run, service, monkeypatch, commands) as loop:
         await loop.run()
     assert "step 2: no group to learn from (2 uniform" in caplog.text
-    assert [u.version for u in service.updates] == [1, 2, 4]
+    assert [u.version for u in service.updates] == [1, 2, 3, 4], "a version is that of a step"
     record = newest_per_step(MetricsLog(run.metrics_file).read(), "step")[1]
-    assert "loss" not in record and record["weight_version"] == 2 and record["groups_uniform"] == 2
+    assert "loss" not in record and record["weight_version"] == 3 and record["groups_uniform"] == 2
     # The next step does not see the same prompts again.
     assert service.specs["step-3"].rows[0] not in service.specs["step-2"].rows[:2]
 
 
 async def test_groups_that_a_step_carries_on_are_trained_on_in_the_next(tmp_path, tiny_model, monkeypatch, commands):
-    run = new_run(tmp_path, tiny_model, when_full="carry")
+    run = new_run(tmp_path, tiny_model, when_full="carry", staleness=1)
     service = FakeRollouts(tiny_model)
     async with a_loop(run, service, monkeypatch, commands) as loop:
         await loop.run()

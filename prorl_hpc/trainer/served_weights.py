@@ -1,0 +1,100 @@
+"""The weights that the inference servers serve: waiting for servers, and publishing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.inference import WeightProbe
+from prorl_hpc.slurm.plan import make_plan
+from prorl_hpc.trainer.crew import Crew
+from prorl_hpc.trainer.publish import announce
+from prorl_hpc.trainer.publisher import Publisher
+from prorl_hpc.trainer.rollout_service import RolloutService
+from prorl_hpc.trainer.stopping import StopSignal
+
+log = logging.getLogger(__name__)
+RESUME_WHEN_STOPPED_S = 5.0
+"""A service that is ending as well may not answer any more."""
+
+
+class ServedWeights:
+    """``version`` is what the servers serve, 0 before the first ``publish``."""
+
+    def __init__(
+        self,
+        config: ProrlConfig,
+        run: RunDirectory,
+        service: RolloutService,
+        crew: Crew,
+        publisher: Publisher,
+        stop: StopSignal,
+        probe_ids: list[int],
+    ) -> None:
+        self._config, self._run, self._service = config, run, service
+        self._crew, self._publisher, self._stop, self._probe_ids = crew, publisher, stop, probe_ids
+        self._servers = frozenset(p.name for p in make_plan(config).processes if p.llm_server)
+        self.version = 0
+
+    async def wait_for_servers(self, say: Callable[[str], None]) -> None:
+        """Until the service has as many healthy servers as the plan has; after start_timeout_s one will do."""
+        wanted, patience_s = len(self._servers), self._config.run.start_timeout_s
+        deadline = time.monotonic() + patience_s
+        while True:
+            status = await self._stop.guard(self._service.status())
+            healthy = [s for s in status.servers if s.healthy and s.server_id in self._servers]
+            if len(healthy) >= wanted:
+                return
+            if healthy and time.monotonic() > deadline:
+                log.warning("going on with %d of %d inference servers: the others may still come", len(healthy), wanted)
+                return
+            if time.monotonic() > deadline:
+                known = ", ".join(
+                    f"{s.server_id} ({s.detail or 'healthy' if s.healthy else 'down'})" for s in status.servers
+                )
+                raise RunError(
+                    f"none of {wanted} inference servers was ready after {patience_s:.0f} s "
+                    f"(run.start_timeout_s); known: {known or 'none'}. Their logs are in {self._run.logs}"
+                )
+            say(f"{len(healthy)} of {wanted} inference servers are ready")
+            await self._stop.guard(asyncio.sleep(0.5))
+
+    async def publish(self, version: int) -> float | None:
+        """Offer the trainer's weights, have every server load them, check the probe; the largest gap."""
+        settings = self._config.trainer
+        probe = WeightProbe(self._probe_ids, await self._crew.score(self._probe_ids), settings.probe_tolerance)
+        update = await self._publisher.offer(version, probe)
+
+        async def deliver() -> float | None:
+            async with admission_paused(self._service, wanted=settings.pause_admission):
+                return await announce(self._service, update, patience_s=self._config.run.start_timeout_s)
+
+        gap = await self._stop.guard(deliver())
+        self._publisher.delivered()
+        self.version = version
+        log.info("weights %d are served, probe gap %s", version, "unknown" if gap is None else f"{gap:.2g}")
+        return gap
+
+
+@asynccontextmanager
+async def admission_paused(service: RolloutService, *, wanted: bool) -> AsyncIterator[None]:
+    """Meanwhile the service starts no rollout, if ``wanted``; afterwards it does again, however this ends."""
+    if not wanted:
+        yield
+        return
+    patience_s = None
+    try:
+        await service.pause()
+        yield
+    except asyncio.CancelledError:
+        patience_s = RESUME_WHEN_STOPPED_S
+        raise
+    finally:
+        async with asyncio.timeout(patience_s):
+            await service.resume()

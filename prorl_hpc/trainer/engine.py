@@ -1,4 +1,4 @@
-"""The DeepSpeed engine around the policy: one optimizer step over any number of micro-batches.
+"""The DeepSpeed engine around the policy: the optimizer steps of one batch over any number of micro-batches.
 
 Every method but the constructor's pure parts is collective: all ranks call it with the same arguments.
 """
@@ -7,79 +7,61 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from prorl_hpc.config.schema import TrainerConfig
-from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.trainer import engine_state, out_of_memory
 from prorl_hpc.trainer.batches import TrainingBatch, check_vocabulary
-from prorl_hpc.trainer.layout import collate, make_rows, micro_batches, share_out
+from prorl_hpc.trainer.deepspeed_settings import (
+    choose_dtype,
+    deepspeed_config,
+    own_optimizer,
+    parameter_groups,
+    set_learning_rate,
+)
+from prorl_hpc.trainer.layer_hooks import call_at_layers
+from prorl_hpc.trainer.layout import MicroBatch, collate, make_rows, micro_batches, share_out
 from prorl_hpc.trainer.loss_sums import LossSums
 from prorl_hpc.trainer.losses import LossSettings, TokenTerms, training_loss
 from prorl_hpc.trainer.policy import Policy, load_policy
+from prorl_hpc.trainer.prepass import AdvantageSpread, Part, add_advantages, batch_spread
+from prorl_hpc.trainer.reference import Reference
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Numbers of one optimizer step, over all ranks. ``computed_tokens``: tokens that went through the model."""
+    """Numbers of one batch's optimizer steps, over all ranks. ``micro_batches``: of this rank, in one pass over the batch.
+    ``computed_tokens``: tokens that went through the model forwards and backwards, all passes together."""
 
     metrics: dict[str, float]
     micro_batches: int
     computed_tokens: int
 
 
-def choose_dtype(name: str) -> torch.dtype:
-    """``auto``: bfloat16 on a GPU, float32 without one."""
-    if name == "auto":
-        return torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    if name not in known:
-        raise ConfigError(f"trainer.dtype={name}: choose auto, {' or '.join(known)}")
-    return known[name]
-
-
-def deepspeed_config(config: TrainerConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """The DeepSpeed JSON of these settings, with ``trainer.deepspeed`` merged over it."""
-    zero: dict[str, Any] = {"stage": config.zero_stage}
-    if not torch.cuda.is_available():
-        # The defaults reserve gigabytes of buckets.
-        zero |= {"reduce_bucket_size": 50_000_000, "allgather_bucket_size": 50_000_000, "overlap_comm": False}
-    made = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": config.max_grad_norm,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": dtype == torch.bfloat16},
-        "steps_per_print": 1_000_000_000,
-    }
-    return _merged(made, config.deepspeed)
-
-
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    both = dict(base)
-    for key, value in over.items():
-        nested = isinstance(value, dict) and isinstance(both.get(key), dict)
-        both[key] = _merged(both[key], value) if nested else value
-    return both
-
-
 class Engine:
-    """Policy, optimizer and the collectives between ranks. ``commands``: a gloo group for small things."""
+    """Policy, optimizer and the collectives between ranks. ``commands``: a gloo group for small things. ``reference_path``: the
+    model that ``trainer.kl_coefficient`` holds the policy to."""
 
     def __init__(
-        self, model_path: str, config: TrainerConfig, stop: StopSignal, *, world: int, commands: dist.ProcessGroup
+        self,
+        model_path: str,
+        config: TrainerConfig,
+        stop: StopSignal,
+        *,
+        world: int,
+        commands: dist.ProcessGroup,
+        reference_path: str = "",
     ) -> None:
-        import deepspeed
-
         torch.set_num_threads(config.threads)
         self.config, self.stop, self.world, self.commands = config, stop, world, commands
         self.rank = dist.get_rank()
@@ -87,63 +69,131 @@ class Engine:
         self.device = (
             torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
         )
-        self.policy: Policy = load_policy(model_path, self.dtype, gradient_checkpointing=config.gradient_checkpointing)
-        self.policy.to(self.device)
-        self.weight_bytes = sum(p.nbytes for p in self.policy.parameters())
-        if note := self.policy.check_against_model():
-            log.warning("%s", note)
+        self._in_updates = False
         settings = deepspeed_config(config, self.dtype)
-        self.stage: int = settings["zero_optimization"]["stage"]
-        self._deepspeed, *_ = deepspeed.initialize(
-            model=self.policy, optimizer=self._own_optimizer(settings), config=settings, dist_init_required=False
-        )
+        self.stage: int = config.zero_stage
+        with out_of_memory.explained(config, "while it loaded the model"):
+            self.policy = self._load_policy(model_path)
+            self.weight_bytes = sum(p.nbytes for p in self.policy.lm.parameters())
+            self._reference = None
+            if config.kl_coefficient:
+                self._reference = Reference(reference_path or model_path, config, self.policy, self.device)
+                self.policy.shares_prompts &= self._reference.shares_prompts
+            self._deepspeed = self._initialize(settings)
         if world == 1 and self.stage < 3:
             # Ranks in lockstep can only leave off together, between micro-batches; alone, at any layer.
-            _check_at_layers(self.policy.lm, stop.check)
+            call_at_layers(self.policy.lm, self._check_stop)
 
-    def _own_optimizer(self, settings: dict[str, Any]) -> torch.optim.Optimizer | None:
-        """torch's fused AdamW, unless the user's JSON names an optimizer or offloads it. DeepSpeed's CPU Adam would be
-        compiled at start, for a minute and more."""
+    def _load_policy(self, path: str) -> Policy:
         config = self.config
-        arguments = {"lr": config.learning_rate, "betas": list(config.adam_betas), "weight_decay": config.weight_decay}
-        if settings["zero_optimization"].get("offload_optimizer"):
-            settings.setdefault("optimizer", {"type": "AdamW", "params": arguments})
-        if "optimizer" in settings:
-            return None
-        return torch.optim.AdamW(
-            self.policy.parameters(), **(arguments | {"betas": tuple(config.adam_betas)}), fused=True
+        policy = load_policy(
+            path,
+            self.dtype,
+            gradient_checkpointing=config.gradient_checkpointing,
+            value_head=config.advantage == "gae",
+            entropy_gradient=config.entropy_coefficient != 0,
         )
+        policy.to(self.device)
+        if note := policy.check_against_model():
+            log.warning("%s", note)
+        policy.shares_prompts &= config.share_prompts
+        return policy
+
+    def _initialize(self, settings: dict[str, Any]) -> Any:
+        import deepspeed
+
+        groups = parameter_groups(self.policy, self.policy.value_head, self.config)
+        own = None if "optimizer" in settings else own_optimizer(groups, self.config)
+        return deepspeed.initialize(
+            model=self.policy, optimizer=own, model_parameters=groups, config=settings, dist_init_required=False
+        )[0]
 
     def train(self, batch: TrainingBatch, learning_rate: float) -> StepOutcome:
-        """One optimizer step. Raises Stopped between micro-batches (alone: layers), and RunError for a token id that the
-        model does not have, before anything has changed."""
+        """``epochs`` × ``mini_batches`` optimizer steps, each normalised over its whole mini-batch. Raises Stopped before the first of
+        them, between micro-batches (alone: layers), never after it; RunError for a token id that the model does not have, before
+        anything has changed, and for memory that ran out."""
         check_vocabulary(batch, self.policy.lm.config.get_text_config().vocab_size)
+        config = self.config
+        minis = batch.mini_batches(config.mini_batches, config) if config.mini_batches > 1 else [batch]
+        shares = [self._share(mini) for mini in minis]
+        longest = max(part.longest_row for share in shares for part in share)
+        sums, norms = LossSums(), []
+        with out_of_memory.explained(config, f"in a step whose longest row has {longest} tokens"):
+            spread = self._before_updates(batch, shares)
+            try:
+                for _ in range(config.epochs):
+                    for share in shares:
+                        norms.append(self._update(share, learning_rate, sums))
+            finally:
+                self._in_updates = False
+        metrics = self._over_ranks(sums).means()
+        metrics |= {"loss": metrics["loss"] / len(norms), "grad_norm": sum(norms) / len(norms)}
+        metrics |= spread.metrics() | {"optimizer_steps": float(len(norms))}
+        tokens = config.epochs * sum(self._gather(sum(len(row) for share in shares for p in share for row in p.rows)))
+        return StepOutcome(metrics, sum(map(len, shares)), tokens)
+
+    def _share(self, batch: TrainingBatch) -> list[Part]:
+        """This rank's micro-batches, as many as every other rank has."""
         budget = self.config.micro_batch_tokens
         rows = make_rows(batch.samples, budget, share_prompts=self.policy.shares_prompts)
-        mine = share_out(micro_batches(rows, budget), self.world)[self.rank]
-        sums, settings = LossSums(), LossSettings.of(self.config)
-        for index, part in enumerate(mine):
+        return [Part(rows) for rows in share_out(micro_batches(rows, budget), self.world)[self.rank]]
+
+    def _before_updates(self, batch: TrainingBatch, shares: Sequence[Sequence[Part]]) -> AdvantageSpread:
+        """Whatever of the parts must come from the weights that the step begins with."""
+        config = self.config
+        parts = [part for share in shares for part in share]
+        # With one update π_old is the policy itself, and its forward pass gives both.
+        old = config.proximal == "trainer" and config.epochs * len(shares) > 1
+        values = config.advantage == "gae"
+        for part in parts if old or values or self._reference else []:
             self._stop_together()
-            self._deepspeed.set_gradient_accumulation_boundary(index == len(mine) - 1)
-            micro = collate(part, self.device)
-            logprobs, entropy = self._deepspeed(
-                micro.token_ids, micro.positions, micro.visible, micro.sources, micro.targets, self.config.temperature
-            )
-            terms = TokenTerms(
-                logprobs, micro.old_logprobs, micro.advantages, micro.weights, micro.sequences, entropy=entropy
-            )
-            loss, part_sums = training_loss(terms, settings)
+            micro = collate(part.rows, self.device)
+            if self._reference:
+                part.reference_logprobs = self._reference.logprobs(micro)
+            if old or values:
+                with torch.no_grad():
+                    logprobs, _, part.old_values = self._deepspeed(*micro.inputs, config.temperature)
+                part.old_logprobs = logprobs if old else None
+        if not values:
+            return batch_spread(batch)
+        return add_advantages(parts, config, self.device, self._gather)
+
+    def _update(self, share: Sequence[Part], learning_rate: float, sums: LossSums) -> float:
+        """One optimizer step; adds to ``sums`` and returns the gradient's norm before clipping."""
+        settings = LossSettings.of(self.config)
+        for index, part in enumerate(share):
+            self._stop_together()
+            self._deepspeed.set_gradient_accumulation_boundary(index == len(share) - 1)
+            loss, part_sums = training_loss(self._terms(part, collate(part.rows, self.device)), settings)
             sums += part_sums
             # DeepSpeed averages gradients over the ranks; the weights are already shares in the global batch.
             self._deepspeed.backward(loss * self.world)
-        for group in self._deepspeed.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self._deepspeed.optimizer, learning_rate, self.config)
         norm = self._plain_gradient_norm()
+        # From here on the step is carried through: half of its updates would be no state to resume from.
+        self._in_updates = True
         self._deepspeed.step()
-        if norm is None:
-            norm = float(self._deepspeed.get_global_grad_norm())
-        metrics = self._over_ranks(sums).means() | {"grad_norm": norm}
-        return StepOutcome(metrics, len(mine), sum(map(len, rows)))
+        return float(self._deepspeed.get_global_grad_norm()) if norm is None else norm
+
+    def _terms(self, part: Part, micro: MicroBatch) -> TokenTerms:
+        logprobs, entropy, values = self._deepspeed(*micro.inputs, self.config.temperature)
+        old, engine = micro.engine_logprobs, None
+        if self.config.proximal == "trainer":
+            old = logprobs.detach() if part.old_logprobs is None else part.old_logprobs
+            engine = micro.engine_logprobs
+        return TokenTerms(
+            logprobs,
+            old,
+            micro.advantages if part.advantages is None else part.advantages,
+            micro.weights,
+            micro.sequences,
+            engine_logprobs=engine,
+            reference_logprobs=part.reference_logprobs,
+            entropy=entropy,
+            values=values,
+            old_values=part.old_values,
+            returns=part.returns,
+        )
 
     def _plain_gradient_norm(self) -> float | None:
         """‖g‖₂ before clipping where no ZeRO optimizer computes it (stage 0 in float32)."""
@@ -152,20 +202,30 @@ class Engine:
         norms = [p.grad.norm() for p in self.policy.parameters() if p.grad is not None]
         return float(torch.stack(norms).norm())
 
+    def _check_stop(self) -> None:
+        if not self._in_updates:
+            self.stop.check()
+
     def _stop_together(self) -> None:
+        if self._in_updates:
+            return
         flag = torch.tensor([int(self.stop.requested)])
         if self.world > 1:
             dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.commands)
         if flag.item():
             raise Stopped
 
-    def _over_ranks(self, sums: LossSums) -> LossSums:
+    def _gather(self, mine: T) -> list[T]:
+        """``mine`` of every rank."""
         if self.world == 1:
-            return sums
+            return [mine]
         everybody: list[Any] = [None] * self.world
-        dist.all_gather_object(everybody, astuple(sums), group=self.commands)
+        dist.all_gather_object(everybody, mine, group=self.commands)
+        return everybody
+
+    def _over_ranks(self, sums: LossSums) -> LossSums:
         total = LossSums()
-        for one in everybody:
+        for one in self._gather(astuple(sums)):
             total += LossSums(*one)
         return total
 
@@ -174,84 +234,31 @@ class Engine:
         ids = torch.tensor([token_ids], device=self.device)
         places = torch.arange(len(token_ids), device=self.device)
         with torch.no_grad():
-            logprobs, _ = self._deepspeed(ids, places[None], None, places[:-1], ids[0, 1:])
+            logprobs = self._deepspeed(ids, places[None], None, places[:-1], ids[0, 1:])[0]
         result: list[float] = logprobs.tolist()
         return result
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights under their Hugging Face names, whole, one at a time; a tied output embedding is left out. Collective
-        under ZeRO-3, where a tensor is valid until the next is asked for."""
-        from deepspeed import zero
-
-        lm = self.policy.lm
-        for name, parameter in lm.named_parameters():  # names a shared parameter once, by its first name
-            with zero.GatheredParameters([parameter], enabled=self.stage == 3):
-                yield name, parameter.detach()
-        persistent = lm.state_dict().keys() if self.stage < 3 else _persistent_names(lm)
-        for name, buffer in lm.named_buffers():
-            if name in persistent:
-                yield name, buffer
+        """All weights of the model under their Hugging Face names, see ``engine_state.whole_weights``; never those of the value head."""
+        return engine_state.whole_weights(self.policy.lm, self.stage)
 
     def optimizer_state(self) -> dict[str, Any]:
-        """This rank's part of the optimizer state. In float32 the master weights are left out: they equal the weights."""
-        state: dict[str, Any] = dict(self._deepspeed.optimizer.state_dict())
-        if self.dtype == torch.float32:
-            for key in _MASTER_WEIGHTS & state.keys():
-                state[key] = []
-        return state
+        """This rank's part of the optimizer state, without what the weights say already."""
+        return engine_state.optimizer_state(self._deepspeed.optimizer, self.dtype)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``optimizer_state`` gave to the same rank of as many, under the same ZeRO stage."""
-        optimizer = self._deepspeed.optimizer
-        if not _is_zero(optimizer):
-            optimizer.load_state_dict(state)
-            return
-        by_rank: list[Any] = [None] * self.world
-        by_rank[self.rank] = state
-        optimizer.load_state_dict(by_rank, load_from_fp32_weights=self.dtype != torch.float32)
-
+        """Restore what ``optimizer_state`` gave to the same rank of as many, under the same ZeRO stage. After ``load_extra_state``."""
+        engine_state.load_optimizer_state(
+            self._deepspeed.optimizer, self.dtype, state, rank=self.rank, world=self.world
+        )
 
     def extra_state(self) -> dict[str, Tensor]:
-        """What is trained besides the Hugging Face model."""
-        return {}
+        """What is trained besides the Hugging Face model, whole, the same on every rank: the value head, with advantage=gae."""
+        return engine_state.value_head_state(self.policy, self.stage)
 
     def load_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what ``extra_state`` gave."""
-
-
-_MASTER_WEIGHTS = {"single_partition_of_fp32_groups", "fp32_flat_groups"}
-
-
-def _is_zero(optimizer: Any) -> bool:
-    from deepspeed.runtime.base_optimizer import ZeROOptimizer
-
-    return isinstance(optimizer, ZeROOptimizer)
-
-
-def _persistent_names(lm: nn.Module) -> set[str]:
-    return {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in lm.named_modules()
-        for name in module._buffers
-        if name not in module._non_persistent_buffers_set
-    }
-
-
-def _check_at_layers(lm: nn.Module, check: Callable[[], None]) -> None:
-    """Call ``check`` before each layer's forward and during the backward pass after each layer's gradient."""
-
-    def before(module: nn.Module, inputs: Any) -> None:
-        check()
-
-    def after(module: nn.Module, inputs: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        if isinstance(hidden, Tensor) and hidden.requires_grad:
-            hidden.register_hook(lambda gradient: check())
-
-    lists = [m for m in lm.modules() if isinstance(m, nn.ModuleList)]
-    for layer in max(lists, key=len, default=nn.ModuleList()):
-        layer.register_forward_pre_hook(before)
-        layer.register_forward_hook(after)
+        """Restore what ``extra_state`` gave. Raises RunError where it is not this run's."""
+        engine_state.load_value_head_state(self.policy, self.stage, state)
 
 
 def prepare_deepspeed() -> None:

@@ -23,17 +23,19 @@ PROMPT, PADDING = 0, -1
 @dataclass
 class Row:
     """Tokens of length T, and for each of N trained tokens: from which place in the row it is predicted, its id,
-    its old logprob, its advantage, its weight in the loss and the number of its sample within the row."""
+    the engine's logprob, its advantage, its weight in the loss, the number of its sample within the row, and its reward: the
+    sample's at the last token, 0 before."""
 
     token_ids: list[int]
     positions: list[int]
     parts: list[int]
     sources: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
-    old_logprobs: list[float] = field(default_factory=list)
+    engine_logprobs: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -50,10 +52,16 @@ class MicroBatch:
     visible: Tensor | None
     sources: Tensor
     targets: Tensor
-    old_logprobs: Tensor
+    engine_logprobs: Tensor
     advantages: Tensor
     weights: Tensor
     sequences: Tensor
+    rewards: Tensor
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+        """What ``Policy.forward`` takes first."""
+        return self.token_ids, self.positions, self.visible, self.sources, self.targets
 
 
 def make_rows(samples: Sequence[Sample], token_budget: int, *, share_prompts: bool) -> list[Row]:
@@ -115,16 +123,18 @@ def _row(samples: Sequence[Sample], prompt: int) -> Row:
                 # The token before t: at the prompt's end for the first token of a part, else just before.
                 row.sources.append(t - 1 if t - 1 < prompt else start + t - 1 - prompt)
                 row.targets.append(sample.token_ids[t])
-                row.old_logprobs.append(sample.logprobs[t])
+                row.engine_logprobs.append(sample.logprobs[t])
                 row.advantages.append(sample.advantage)
                 row.weights.append(sample.weight)
                 row.sequences.append(part - 1)
+                row.rewards.append(0.0)
+        row.rewards[-1] = sample.reward
     return row
 
 
 def dummy_row() -> Row:
     """Takes part in the collectives of a step and adds nothing."""
-    return Row([0, 0], [0, 1], [PROMPT, 1], [0], [0], [0.0], [0.0], [0.0], [0])
+    return Row([0, 0], [0, 1], [PROMPT, 1], [0], [0], [0.0], [0.0], [0.0], [0], [0.0])
 
 
 def micro_batches(rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
@@ -176,10 +186,11 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> MicroBat
         visible=visibility(padded((r.parts for r in rows), PADDING)) if shared else None,
         sources=flat(([i * length + s for s in r.sources] for i, r in enumerate(rows)), torch.int64),
         targets=flat((r.targets for r in rows), torch.int64),
-        old_logprobs=flat(r.old_logprobs for r in rows),
+        engine_logprobs=flat(r.engine_logprobs for r in rows),
         advantages=flat(r.advantages for r in rows),
         weights=flat(r.weights for r in rows),
         sequences=flat(([first + s for s in r.sequences] for first, r in zip(firsts, rows, strict=True)), torch.int64),
+        rewards=flat(r.rewards for r in rows),
     )
 
 

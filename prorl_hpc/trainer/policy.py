@@ -10,17 +10,21 @@ from torch.utils.checkpoint import checkpoint
 
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.trainer.layout import visibility
+from prorl_hpc.trainer.token_logprobs import token_logprobs
 
 CHUNK_TOKENS = 512
 """Places whose logits (× vocabulary, float32) are held at one time."""
 
 
 class Policy(nn.Module):  # type: ignore[misc]  # torch is not analysed
-    """A Hugging Face causal LM whose forward gives token logprobs and entropies."""
+    """A Hugging Face causal LM whose forward gives token logprobs and entropies, and with a value head the values.
+    ``entropy_gradient``: whether the entropies have a gradient; it costs one more copy of a chunk's logits."""
 
-    def __init__(self, lm: nn.Module) -> None:
+    def __init__(self, lm: nn.Module, *, value_head: bool = False, entropy_gradient: bool = False) -> None:
         super().__init__()
         self.lm = lm
+        self.value_head = _new_value_head(lm) if value_head else None
+        self.entropy_gradient = entropy_gradient
         self.shares_prompts = True
         """Whether the model obeys a given attention mask and positions (rows with shared prompts)."""
 
@@ -32,10 +36,11 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is not analysed
         sources: Tensor,
         targets: Tensor,
         temperature: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """``token_ids``, ``positions``: [B, T]; ``visible``: bool [B, T, T] or None for causal; ``sources``: places [N] in
-        the flattened [B·T] whose next token is ``targets`` [N]. Returns (logprobs with gradient, entropies without), float32 [N],
-        of the distribution at ``temperature``. Right padding needs no mask: nothing before it sees it."""
+        the flattened [B·T] whose next token is ``targets`` [N]. Returns (logprobs with gradient, entropies, values with gradient),
+        float32 [N], the first two of the distribution at ``temperature``, the third V(s) before each target or None. Right padding
+        needs no mask: nothing before it sees it."""
         hidden: Tensor = self.lm.base_model(
             input_ids=token_ids, position_ids=positions, attention_mask=self._bias(visible), use_cache=False
         ).last_hidden_state
@@ -49,15 +54,12 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is not analysed
                 parts.append(checkpoint(self._head, *inputs, use_reentrant=False))
             else:
                 parts.append(self._head(*inputs))
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        values = None if self.value_head is None else self.value_head(picked)[:, 0].float()
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]), values
 
     def _head(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        logits = self.lm.get_output_embeddings()(hidden).float() / temperature
-        normalizer = logits.logsumexp(-1)
-        logprobs = logits.gather(-1, targets[:, None])[:, 0] - normalizer
-        with torch.no_grad():
-            entropy = normalizer - (logits.softmax(-1) * logits).sum(-1)
-        return logprobs, entropy
+        logits = self.lm.get_output_embeddings()(hidden)
+        return token_logprobs(logits, targets, temperature, entropy_gradient=self.entropy_gradient)
 
     def _bias(self, visible: Tensor | None) -> Tensor | None:
         """[B, 1, T, T], 0 where attention may go and the dtype's least number elsewhere: what every kernel takes."""
@@ -84,7 +86,7 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is not analysed
         expected = logits[:, 5:-1].log_softmax(-1).gather(-1, ids[:, 6:, None])[..., 0].flatten()
         places = torch.arange(5, 11, device=device)
         positions = torch.arange(12, device=device).repeat(2, 1)
-        plain, _ = self(ids, positions, None, torch.cat([places, places + 12]), ids[:, 6:].flatten())
+        plain, *_ = self(ids, positions, None, torch.cat([places, places + 12]), ids[:, 6:].flatten())
         tolerance = 1e-3 if self.lm.dtype == torch.float32 else 0.25
         if (gap := float((plain - expected).abs().max())) > tolerance:
             raise RunError(
@@ -95,7 +97,7 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is not analysed
         row = torch.cat([ids[0], ids[1, 6:]])[None]
         row_positions = torch.cat([positions[0], positions[0, 6:]])[None]
         sources = torch.tensor([*range(5, 11), 5, *range(12, 17)], device=device)
-        packed, _ = self(row, row_positions, visibility(parts), sources, ids[:, 6:].flatten())
+        packed, *_ = self(row, row_positions, visibility(parts), sources, ids[:, 6:].flatten())
         gap = float((packed - expected).abs().max())
         if gap > tolerance:
             self.shares_prompts = False
@@ -105,7 +107,16 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is not analysed
         return ""
 
 
-def load_policy(path: str, dtype: torch.dtype, *, gradient_checkpointing: bool) -> Policy:
+def _new_value_head(lm: nn.Module) -> nn.Linear:
+    """hidden → V(s). It begins as 0 everywhere: the first advantages are the returns, and the value loss cannot shake the model
+    before the head has learned something."""
+    head = nn.Linear(lm.config.get_text_config().hidden_size, 1, dtype=lm.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def load_lm(path: str, dtype: torch.dtype) -> nn.Module:
     """Load a causal LM from a Hugging Face directory, dropout off: π_θ must be the distribution that was sampled from."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -117,7 +128,20 @@ def load_policy(path: str, dtype: torch.dtype, *, gradient_checkpointing: bool) 
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+    return lm
+
+
+def load_policy(
+    path: str,
+    dtype: torch.dtype,
+    *,
+    gradient_checkpointing: bool = False,
+    value_head: bool = False,
+    entropy_gradient: bool = False,
+) -> Policy:
+    """The policy of a Hugging Face directory, ready to be trained."""
+    lm = load_lm(path, dtype)
     if gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     lm.train()
-    return Policy(lm)
+    return Policy(lm, value_head=value_head, entropy_gradient=entropy_gradient)

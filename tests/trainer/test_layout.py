@@ -12,7 +12,9 @@ from prorl_hpc.trainer.layout import collate, dummy_row, make_rows, micro_batche
 def sample(group: str, number: int, prompt: list[int], own: list[int], mask: list[bool] | None = None) -> Sample:
     mask = mask or [True] * len(own)
     logprobs = [0.0] * len(prompt) + [-float(t) if m else 0.0 for t, m in zip(own, mask, strict=True)]
-    return Sample(f"{group}.s{number}", group, prompt + own, [False] * len(prompt) + mask, logprobs, number + 1.0, weight=0.5)
+    return Sample(
+        f"{group}.s{number}", group, prompt + own, [False] * len(prompt) + mask, logprobs, number + 1.0, weight=0.5
+    )
 
 
 def samples(groups: int = 3, size: int = 4) -> list[Sample]:
@@ -25,7 +27,7 @@ def samples(groups: int = 3, size: int = 4) -> list[Sample]:
 
 
 def trained(rows):
-    return sorted((t, lp, a) for r in rows for t, lp, a in zip(r.targets, r.old_logprobs, r.advantages, strict=True))
+    return sorted((t, lp, a) for r in rows for t, lp, a in zip(r.targets, r.engine_logprobs, r.advantages, strict=True))
 
 
 def test_a_shared_prompt_is_there_once():
@@ -35,7 +37,7 @@ def test_a_shared_prompt_is_there_once():
     assert row.parts == [0, 0, 1, 1, 2]
     assert row.sources == [1, 2, 1]
     assert row.targets == [5, 6, 7]
-    assert row.old_logprobs == [-5, -6, -7]
+    assert row.engine_logprobs == [-5, -6, -7]
 
 
 def test_tokens_between_turns_are_seen_but_not_trained():

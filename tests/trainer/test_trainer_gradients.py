@@ -104,7 +104,7 @@ def test_temperature_divides_the_logits(make_engine, tiny_model):
     places, targets = torch.arange(3), ids[0, 1:]
     with torch.no_grad():
         logits = engine.policy.lm(ids).logits[0, :-1]
-        logprobs, entropy = engine.policy(ids, torch.arange(4)[None], None, places, targets, 0.5)
+        logprobs, entropy, _ = engine.policy(ids, torch.arange(4)[None], None, places, targets, 0.5)
     distribution = torch.distributions.Categorical(logits=logits / 0.5)
     torch.testing.assert_close(logprobs, distribution.log_prob(targets), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy, distribution.entropy(), atol=1e-5, rtol=1e-5)

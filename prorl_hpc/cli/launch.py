@@ -163,6 +163,11 @@ def with_absolute_paths(config: ProrlConfig) -> ProrlConfig:
         for name in ("rollout", "inference", "trainer")
         if (part := getattr(cluster, name))
     }
+    trainer = dataclasses.replace(
+        config.trainer,
+        kl_model=absolute(config.trainer.kl_model),
+        deepspeed_file=absolute(config.trainer.deepspeed_file),
+    )
     own = dataclasses.replace(cluster.container, image=absolute(cluster.container.image))
     return dataclasses.replace(
         config,
@@ -175,6 +180,7 @@ def with_absolute_paths(config: ProrlConfig) -> ProrlConfig:
         engine=dataclasses.replace(config.engine, script=script),
         sandbox=dataclasses.replace(config.sandbox, image=absolute(image) if Path(image).exists() else image),
         task=task,
+        trainer=trainer,
         cluster=dataclasses.replace(cluster, container=own, **containers),
     )
 

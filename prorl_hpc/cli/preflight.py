@@ -15,6 +15,7 @@ import psutil
 from prorl_hpc.cli.preflight_data import data_problems, data_warnings
 from prorl_hpc.cli.preflight_model import model_problems
 from prorl_hpc.cli.preflight_slurm import slurm_problems, slurm_warnings
+from prorl_hpc.cli.preflight_trainer import trainer_problems
 from prorl_hpc.config.cluster_validation import wasted
 from prorl_hpc.config.policies import models_of
 from prorl_hpc.config.policy_validation import FUNCTION
@@ -43,6 +44,7 @@ def preflight(config: ProrlConfig, *, starting: bool = True) -> list[str]:
         _disk,
         *([_memory] if starting else []),
         model_problems,
+        trainer_problems,
         _replay,
         _rewards,
         _packages,
@@ -141,6 +143,11 @@ def _packages(config: ProrlConfig) -> Iterator[str]:
             yield str(error)
     if config.trainer.enabled and not in_image["trainer"]:
         yield from _missing("the trainer", _TRAINER_PACKAGES, "train")
+        if config.trainer.wandb in ("offline", "online") and importlib.util.find_spec("wandb") is None:
+            yield (
+                f"trainer.wandb={config.trainer.wandb} needs the package wandb, which is not installed here: pip install wandb, "
+                "or set trainer.wandb=off (metrics.jsonl and TensorBoard are written always)"
+            )
 
 
 def _rewards(config: ProrlConfig) -> Iterator[str]:

@@ -16,7 +16,8 @@ _SEEN_NAMES = """run.name run.root account qos reservation licenses mail_user pa
 interface modules mail_type same_nodes_as kind gpu_option"""
 _SEEN_ELSEWHERE = frozenset(_SEEN_NAMES.split())
 """Names, and settings of ``cluster``, whose own rule allows no such character."""
-_PATH_NAMES = """run.root run.runtime_root model.path sandbox.image task.train.path task.heldout.path cluster.container.image
+_PATH_NAMES = """run.root run.runtime_root model.path trainer.kl_model trainer.deepspeed_file sandbox.image task.train.path
+task.heldout.path cluster.container.image
 cluster.rollout.container cluster.inference.container cluster.trainer.container"""
 _PATHS = frozenset(_PATH_NAMES.split())
 _WITH_TABS = ("setup", "sbatch_lines")

@@ -96,7 +96,7 @@ def _effects(trainer: TrainerConfig) -> Iterator[str]:
             if value not in (default, []):  # an empty list asks for nothing
                 yield (
                     f"trainer.{name}={_shown(value)} has no effect with trainer.{effect.of}={_shown(condition)}: set "
-                    f"{effect.cure}, or leave trainer.{name} at {_shown(default)}"
+                    f"{effect.cure}, or leave trainer.{name} {f'at {_shown(default)}' if default != '' else 'empty'}"
                 )
 
 

@@ -30,7 +30,6 @@ def test_the_configurations_that_come_with_it_are_valid(overrides: list[str]) ->
     [
         ({"trainer__steps": 0}, "trainer.steps=0: must be at least 1"),
         ({"trainer__learning_rate": float("nan")}, "trainer.learning_rate=nan"),
-        ({"trainer__zero_stage": 4}, "must be 0, 1, 2 or 3"),
         ({"engine__kind": "gpt"}, "one of auto, vllm, transformers, scripted"),
         ({"model__thinking": "maybe"}, "model.thinking=maybe: must be one of auto, on, off"),
         ({"agent__max_calls": 0}, "agent.max_calls=0: must be at least 1"),
@@ -40,7 +39,6 @@ def test_the_configurations_that_come_with_it_are_valid(overrides: list[str]) ->
         ({"engine__kind": "scripted", "engine__script": {"repy_min": 1}}, "did you mean reply_min_tokens?"),
         ({"run__name": "../up"}, "run.name="),
         ({"model__prepare": ""}, "model.path is empty"),
-        ({"trainer__group_size": 1}, "relative to a group"),
         ({"trainer__max_rows_per_step": 2}, "never be filled"),
         ({"trainer__soft_overlong_cache_tokens": 10}, "trainer.max_response_tokens=0"),
         ({"trainer__adam_betas": [0.9]}, "two numbers"),

@@ -26,6 +26,8 @@ BENCHES = {
     "sandbox": "how soon a sandbox is there, alone, from the warm pool and 50 at once, and that 1,000 leave nothing",
     "coordinator": "throughput, latency, coupled and decoupled pools, the simulator's size, memory",
     "inference": "prefix-cache hits, the path to vLLM, its agent's CPU time, aborts, token drift, logprob gap",
+    "conformance": "losses, gradients and advantages of the trainer against numbers of verl and TRL",
+    "trainer": "a training step against TRL's, new weights into a running engine, how little the trainer waits",
     "launch": "how soon the command line answers and a job works, 20 requeues in a row, 200 runs watched",
     "soak": "nothing lost and nothing delivered twice while workers and the coordinator are killed",
 }

@@ -42,6 +42,14 @@ def leave_one_out_advantages(rewards: Tensor) -> Tensor:
     return group_mean_advantages(rewards) * (n / max(n - 1, 1))
 
 
+GROUP_ADVANTAGES = {
+    "group": group_advantages,
+    "group_mean": group_mean_advantages,
+    "leave_one_out": leave_one_out_advantages,
+}
+"""Those that need one group alone, by their names in ``trainer.advantage``."""
+
+
 def batch_advantages(rewards: Sequence[Tensor], lengths: Sequence[Sequence[int]]) -> list[Tensor]:
     """A = (R − mean of its group), then whitened over all trained tokens of the batch (REINFORCE++ with baseline, §3 "group mean as
     the baseline, global normalisation"): each sample weighs in mean and variance as many times as it has tokens.
@@ -117,8 +125,9 @@ def gae(
         delta = steps[t] + gamma * next_value - numbers[t]
         advantages[t] = delta + gamma * lam * next_advantage
         ahead[sequence] = (numbers[t], advantages[t])
-    found = torch.tensor(advantages, dtype=values.dtype, device=values.device)
-    return found, found + values.detach()
+    found = torch.tensor(advantages, dtype=torch.float64)
+    returns = found + values.detach().double().cpu()
+    return found.to(values), returns.to(values)
 
 
 def soft_overlong_punishment(length: int, max_tokens: int, cache_tokens: int) -> float:

@@ -18,13 +18,7 @@ from prorl_hpc.messages.batch import BatchResult, GroupOutcome, GroupResult
 from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.messages.rollout import RolloutResult, Status
 from prorl_hpc.messages.trajectory import Finish, Trajectory
-from prorl_hpc.trainer.advantages import (
-    batch_advantages,
-    group_advantages,
-    group_mean_advantages,
-    leave_one_out_advantages,
-    soft_overlong_punishment,
-)
+from prorl_hpc.trainer.advantages import GROUP_ADVANTAGES, batch_advantages, soft_overlong_punishment
 from prorl_hpc.trainer.losses import sequence_weights
 
 ZERO_LOGPROBS_SUSPECT = 8
@@ -181,9 +175,6 @@ def _sample(rollout: RolloutResult, group_id: str, conversation: Trajectory, par
     )
 
 
-_BY_GROUP = {"group": group_advantages, "group_mean": group_mean_advantages, "leave_one_out": leave_one_out_advantages}
-
-
 def _with_advantages(groups: Sequence[_Candidates], config: TrainerConfig) -> list[Sample]:
     if config.advantage == "gae":
         return [sample for group in groups for sample in group.samples]
@@ -191,10 +182,10 @@ def _with_advantages(groups: Sequence[_Candidates], config: TrainerConfig) -> li
     found: list[Tensor]
     if config.advantage == "batch":
         found = batch_advantages(rewards, [group.lengths() for group in groups])
-    elif config.advantage in _BY_GROUP:
-        found = [_BY_GROUP[config.advantage](each) for each in rewards]
+    elif config.advantage in GROUP_ADVANTAGES:
+        found = [GROUP_ADVANTAGES[config.advantage](each) for each in rewards]
     else:
-        raise ConfigError(f"trainer.advantage={config.advantage}: choose {', '.join(_BY_GROUP)}, batch or gae")
+        raise ConfigError(f"trainer.advantage={config.advantage}: choose {', '.join(GROUP_ADVANTAGES)}, batch or gae")
     samples = []
     for group, advantages in zip(groups, found, strict=True):
         by_rollout = dict(zip(group.rewards, advantages.tolist(), strict=True))

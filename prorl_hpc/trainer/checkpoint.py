@@ -137,25 +137,29 @@ def save(
     already saved is left alone. Raises CheckpointNotWritten, on all ranks; nothing has changed then."""
     final = step_directory(checkpoints, position.step)
     with Writing(engine, checkpoints, final.name) as writing:
-        if writing.there:
-            return final
-        optimizer, extra = engine.optimizer_state(), engine.extra_state()
-        writing.begin(engine.weight_bytes, [optimizer, extra], STATE_DIRECTORY)
-
-        def own_state() -> None:
-            state = {"optimizer": optimizer, "random": random_state()}
-            writing.torch_save(state, f"{STATE_DIRECTORY}/rank-{engine.rank:05d}.pt")
-            if writing.lead:
-                writing.torch_save(extra, f"{STATE_DIRECTORY}/extra.pt")
-                writing.json(f"{STATE_DIRECTORY}/state.json", _saved_state(engine, position, run_id))
-
-        writing.together(own_state)
-        writing.together(lambda: write_model(writing, model_directory))
-        writing.finish()
+        if not writing.there:
+            _write(writing, model_directory, position, run_id)
     if engine.rank == 0:
         for path in all_checkpoints(checkpoints)[:-keep]:
             remove(path)
     return final
+
+
+def _write(writing: Writing, model_directory: Path, position: Position, run_id: str) -> None:
+    engine = writing.engine
+    optimizer, extra = engine.optimizer_state(), engine.extra_state()
+    writing.begin(engine.weight_bytes, [optimizer, extra], STATE_DIRECTORY)
+
+    def states() -> None:
+        own = {"optimizer": optimizer, "random": random_state()}
+        writing.torch_save(own, f"{STATE_DIRECTORY}/rank-{engine.rank:05d}.pt")
+        if writing.lead:
+            writing.torch_save(extra, f"{STATE_DIRECTORY}/extra.pt")
+            writing.json(f"{STATE_DIRECTORY}/state.json", _saved_state(engine, position, run_id))
+
+    writing.together(states)
+    writing.together(lambda: write_model(writing, model_directory))
+    writing.finish()
 
 
 def _saved_state(engine: Engine, position: Position, run_id: str) -> SavedState:

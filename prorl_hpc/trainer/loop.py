@@ -21,6 +21,7 @@ from prorl_hpc.messages.errors import RunError
 from prorl_hpc.trainer.batches import training_batch
 from prorl_hpc.trainer.broken_steps import BrokenSteps
 from prorl_hpc.trainer.checkpoint import Position
+from prorl_hpc.trainer.checkpoint_files import CheckpointNotWritten
 from prorl_hpc.trainer.crew import Crew
 from prorl_hpc.trainer.metric_writers import MetricWriters
 from prorl_hpc.trainer.orders import Ordered, batches_ahead, evaluation_order, ordered, training_order
@@ -114,8 +115,7 @@ class TrainingLoop:
             record["probe_gap"] = await self._publish()
             batches.trained(number)
             if number % self.settings.checkpoint_every == 0 or number == self.settings.steps:
-                with self.progress.phase("saving", f"checkpoint of step {number}"):
-                    await self.crew.save(self.position)
+                await self._save()
         finally:
             # Also when a stop falls between the optimizer step and here: the checkpoint will hold this step.
             if self.position.step == number:
@@ -200,6 +200,18 @@ class TrainingLoop:
             )
         self.progress.write_evaluation({"step": step, "weight_version": self.weights.version} | figures)
         log.info("held-out after step %d: %d of %d succeed", step, figures["successes"], figures["rollouts"])
+        await self.crew.keep_best(step, figures["reward"])
+
+    async def _save(self) -> None:
+        """The model that was trained must be saved; before the end, a checkpoint that the disk refuses is made up for by the
+        next one."""
+        with self.progress.phase("saving", f"checkpoint of step {self.position.step}"):
+            try:
+                await self.crew.save(self.position)
+            except CheckpointNotWritten as error:
+                if self.position.step == self.settings.steps:
+                    raise
+                log.error("%s. Training goes on; the next try is in %d steps", error, self.settings.checkpoint_every)
         await self.crew.keep_best(step, figures["reward"])
 
     def _moved_to(self, position: Position) -> None:

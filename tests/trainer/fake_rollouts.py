@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from prorl_hpc.inference.streamed_weights import streamed_tensors
 from prorl_hpc.messages.batch import (
     BatchProgress,
     BatchResult,
@@ -69,11 +70,17 @@ class FakeRollouts:
     ``uniform`` names batches in which no group is informative. A batch with ``when_full=carry`` carries one group on,
     sampled from the weights of its own step, and the next takes it over."""
 
-    def __init__(self, model: Path, uniform: frozenset[str] = frozenset(), turn_tokens: int = 6) -> None:
+    def __init__(
+        self,
+        model: Path,
+        uniform: frozenset[str] = frozenset(),
+        turn_tokens: int = 6,
+        secret: Path | None = None,
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        self.uniform, self.turn_tokens = uniform, turn_tokens
+        self.uniform, self.turn_tokens, self.secret = uniform, turn_tokens, secret
         self.gap = 0.0
         self.version = -1
         self.specs: dict[str, BatchSpec] = {}
@@ -129,9 +136,12 @@ class FakeRollouts:
 
         self.updates.append(update)
         self.version = update.version
-        for path in update.paths:
-            missing = self.model.load_state_dict(load_file(path), strict=False)
-            assert not missing.unexpected_keys, missing
+        given = {name: tensor for path in update.paths for name, tensor in load_file(path).items()}
+        if update.source is not None:
+            assert self.secret is not None
+            given |= streamed_tensors(update.source, self.secret)
+        missing = self.model.load_state_dict(given, strict=False)
+        assert not missing.unexpected_keys, missing
         assert update.probe is not None
         found = torch.tensor(self._score(update.probe.token_ids))
         gap = float((found - torch.tensor(update.probe.logprobs)).abs().max()) + self.gap

@@ -16,6 +16,7 @@ from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.status import Phase, ProcessState
 from prorl_hpc.observe.metrics import MetricsLog, newest_per_step
 from prorl_hpc.trainer import checkpoint
+from prorl_hpc.transport.keys import RunKeys
 
 pytestmark = pytest.mark.train
 SCRIPT = Path(__file__).with_name("trainer_process.py")
@@ -67,9 +68,10 @@ def ended(run: RunDirectory, processes: list[subprocess.Popen[bytes]]) -> None:
     assert not run.runtime_dir("/dev/shm").exists()
 
 
-@pytest.mark.parametrize(("world", "stage"), [(1, 1), (2, 3)])
-def test_a_whole_run(tmp_path, tiny_model, world, stage):
-    run = new_run(tmp_path, tiny_model, zero_stage=stage, ranks_per_node=world)
+@pytest.mark.parametrize(("world", "stage", "publish"), [(1, 1, "disk"), (2, 3, "direct")])
+def test_a_whole_run(tmp_path, tiny_model, world, stage, publish):
+    run = new_run(tmp_path, tiny_model, zero_stage=stage, ranks_per_node=world, publish=publish)
+    RunKeys.create(run.keys)
     ended(run, [start(run, "whole", rank, world) for rank in range(world)])
     assert run.finished_marker.exists()
     newest = checkpoint.latest(run.checkpoints)
@@ -77,6 +79,7 @@ def test_a_whole_run(tmp_path, tiny_model, world, stage):
     steps = newest_per_step(MetricsLog(run.metrics_file).read(), "step")
     assert [r["step"] for r in steps] == [1, 2]
     assert all(r["logprob_gap_max"] < 1e-4 and r["probe_gap"] < 1e-4 for r in steps)
+    assert not list(run.weights.iterdir())
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -22,8 +22,8 @@ from prorl_hpc.trainer.crew import Crew, Rank
 from prorl_hpc.trainer.loop import TrainingLoop
 from prorl_hpc.trainer.metric_writers import open_writers
 from prorl_hpc.trainer.prompts import PromptOrder
-from prorl_hpc.trainer.publish import WeightDirectory, probe_tokens
-from prorl_hpc.trainer.publisher import DiskPublisher
+from prorl_hpc.trainer.publish import probe_tokens
+from prorl_hpc.trainer.publisher import make_publisher
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
 pytestmark = pytest.mark.train
@@ -57,8 +57,8 @@ async def a_loop(run: RunDirectory, service: FakeRollouts, monkeypatch, commands
     monkeypatch.setattr("prorl_hpc.trainer.crew.dist.destroy_process_group", lambda: None)
     config, stop, crew = run.load_config(), StopSignal(), Crew()
     rank = await crew.load(lambda: Rank(config, run, stop, rank=0, world=1, host="127.0.0.1"))
-    directory = WeightDirectory(run, single_node=True, weight_bytes=rank.engine.weight_bytes)
-    publisher = DiskPublisher(crew, directory)
+    way, size = config.trainer.publish, rank.engine.weight_bytes
+    publisher = make_publisher(way, crew, run, host="127.0.0.1", single_node=True, weight_bytes=size)
     with open_writers(config, run) as writers:
         yield TrainingLoop(
             config,

@@ -38,7 +38,11 @@ class Client:
                     (process.run.state / "training").touch()
                 return result
 
-        service = Service(Path(process.config.model.path), turn_tokens=process.config.task.max_turn_tokens)
+        service = Service(
+            Path(process.config.model.path),
+            turn_tokens=process.config.task.max_turn_tokens,
+            secret=process.run.weight_secret_file,
+        )
         service.mode = cls.mode
         return service
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from prorl_hpc.config.deepspeed_json import deepspeed_problems
 from prorl_hpc.config.schema import ProrlConfig, TrainerConfig
 from prorl_hpc.config.setting_rules import AT_LEAST_1, FRACTION, NOT_NEGATIVE, POSITIVE, Check, one_of
 
@@ -83,6 +84,7 @@ def trainer_errors(config: ProrlConfig) -> Iterator[str]:
     for check in (_effects, _groups, _batch_sizes, _optimizer, _losses, _overlong, _watching):
         yield from check(config.trainer)
     yield from _prompts(config)
+    yield from deepspeed_problems(config.trainer)
 
 
 def _effects(trainer: TrainerConfig) -> Iterator[str]:

@@ -55,7 +55,14 @@ class Rank:
         prepare_deepspeed()
         newest = _chosen(run, rank, commands)
         source = newest.path if newest is not None else self._model
-        self.engine = Engine(str(source), settings, stop, world=world, commands=commands)
+        self.engine = Engine(
+            str(source),
+            settings,
+            stop,
+            world=world,
+            commands=commands,
+            reference_path=settings.kl_model or config.model.path,
+        )
         self.position = Position()
         if newest is not None:
             checkpoint.restore(self.engine, newest)

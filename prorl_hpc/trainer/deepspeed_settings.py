@@ -77,7 +77,7 @@ def _adam_arguments(config: TrainerConfig) -> dict[str, Any]:
 def parameter_groups(policy: nn.Module, head: nn.Module | None, config: TrainerConfig) -> list[dict[str, Any]]:
     """The model's parameters, and those of the value ``head`` with a learning rate of their own."""
     own = {id(p) for p in head.parameters()} if head is not None else set()
-    groups = [{"params": [p for p in policy.parameters() if id(p) not in own]}]
+    groups: list[dict[str, Any]] = [{"params": [p for p in policy.parameters() if id(p) not in own]}]
     if head is not None:
         groups.append({"params": list(head.parameters()), "lr": config.value_learning_rate})
     return groups

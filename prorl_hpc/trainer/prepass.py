@@ -67,7 +67,7 @@ class AdvantageSpread:
 def batch_spread(batch: TrainingBatch) -> AdvantageSpread:
     """Of a whole batch whose samples have one advantage each; the tokens of samples left out have advantage 0."""
     numbers = [s.advantage for s in batch.samples] + [0.0] * len(batch.left_out)
-    counts = [s.trained_tokens for s in (*batch.samples, *batch.left_out)]
+    counts = [s.trained_tokens for s in batch.samples] + [s.trained_tokens for s in batch.left_out]
     return AdvantageSpread.of(torch.tensor(numbers, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64))
 
 

@@ -42,9 +42,16 @@ def make_engine(tiny_model: Path, commands: Any) -> Callable[..., Any]:
     from prorl_hpc.trainer.engine import Engine
     from prorl_hpc.trainer.stopping import StopSignal
 
-    def make(model: Path = tiny_model, stop: StopSignal | None = None, **settings: Any) -> Engine:
+    def make(
+        model: Path = tiny_model,
+        stop: StopSignal | None = None,
+        config: TrainerConfig | None = None,
+        reference_path: str = "",
+        **settings: Any,
+    ) -> Engine:
         defaults: dict[str, Any] = {"threads": 1, "max_grad_norm": 1e9, "dtype": "float32"}
-        config = TrainerConfig(**(defaults | settings))
-        return Engine(str(model), config, stop or StopSignal(), world=1, commands=commands)
+        config = config or TrainerConfig(**(defaults | settings))
+        signal = stop or StopSignal()
+        return Engine(str(model), config, signal, world=1, commands=commands, reference_path=reference_path)
 
     return make

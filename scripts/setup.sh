@@ -86,6 +86,14 @@ if [ "$goal" = test ] && [ "$(cat .setup/reasoning-gym 2>/dev/null)" != "$(stamp
     warn "reasoning-gym could not be installed (.setup/gym.log): its tests will be skipped"
   fi
 fi
+if [ "$goal" = test ] && [ "$(cat .setup/wandb 2>/dev/null)" != "$(stamp wandb)" ]; then
+  say "Python packages of Weights & Biases"
+  if .venv/bin/python -m pip --disable-pip-version-check --no-input install --no-deps -r requirements/wandb.txt >.setup/wandb.log 2>&1; then
+    stamp wandb >.setup/wandb
+  else
+    warn "wandb could not be installed (.setup/wandb.log): its tests will be skipped"
+  fi
+fi
 
 if [ "$goal" = test ] && [ "$(cat .setup/agents 2>/dev/null)" != "$(stamp agents)" ]; then
   say "outside agents (mini-swe-agent, smolagents, the openai and anthropic SDKs) into .setup/agents-venv"

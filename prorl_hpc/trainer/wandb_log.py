@@ -37,7 +37,7 @@ class WandbLog:
 
         directory = run.path / "wandb"
         directory.mkdir(mode=0o700, exist_ok=True)
-        for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
+        for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
             os.environ.setdefault(name, str(directory))
         settings = wandb.Settings(
             init_timeout=ANSWER_S,

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-12
+"""Rewards of a group that differ by no more than this, relatively, are equal: divided by the std, their rounding errors would
+become advantages."""
 WHITENING_EPSILON = 1e-8
 """Added to the variance that advantages are whitened by."""
 
@@ -29,13 +32,13 @@ def group_mean_advantages(rewards: Tensor) -> Tensor:
     """A_i = R_i − mean(R) over one prompt's samples: no division by the std, which favours prompts that are nearly always or
     never solved (Dr. GRPO §3.2). ``rewards``: float [n]. Returns and raises as ``group_advantages``."""
     _check_finite(rewards)
-    if rewards.numel() < 2 or bool((rewards == rewards[0]).all()):
-        return torch.zeros_like(rewards)  # not R − mean(R), whose rounding error would be taken for a difference
+    if rewards.numel() < 2 or bool(rewards.max() - rewards.min() <= ROUNDING * rewards.abs().max()):
+        return torch.zeros_like(rewards)
     return rewards - rewards.mean()
 
 
 def leave_one_out_advantages(rewards: Tensor) -> Tensor:
-    """A_i = R_i − (1 / (n − 1)) · Σ_{j≠i} R_j over one prompt's samples (RLOO §2.2, eq. 8) = n / (n − 1) · (R_i − mean(R)).
+    """A_i = R_i − (1 / (n − 1)) · Σ_{j≠i} R_j over one prompt's samples (RLOO) = n / (n − 1) · (R_i − mean(R)).
 
     ``rewards``: float [n]. Returns and raises as ``group_advantages``."""
     n = rewards.numel()
@@ -51,8 +54,8 @@ GROUP_ADVANTAGES = {
 
 
 def batch_advantages(rewards: Sequence[Tensor], lengths: Sequence[Sequence[int]]) -> list[Tensor]:
-    """A = (R − mean of its group), then whitened over all trained tokens of the batch (REINFORCE++ with baseline, §3 "group mean as
-    the baseline, global normalisation"): each sample weighs in mean and variance as many times as it has tokens.
+    """A = (R − mean of its group), then whitened over all trained tokens of the batch (REINFORCE++ with
+    baseline): each sample weighs in mean and variance as many times as it has tokens.
 
     ``rewards``: float [n_g] of each group g; ``lengths``: trained tokens of each of these samples, 0 for one that is filtered
     out. Returns [n_g] of each group. Raises ValueError on rewards that are not finite and on lists that do not fit."""

@@ -108,7 +108,7 @@ def training_batch(result: BatchResult, config: TrainerConfig, oldest_allowed: i
         (group for group in result.groups if group.outcome is GroupOutcome.ACCEPTED),
         key=lambda group: (group.carried_from == "", group.carried_from, group.row_index),
     )
-    candidates = [_candidates(group, config) for group in accepted]
+    candidates = [_candidates(group, config, versions=oldest_allowed > 0) for group in accepted]
     fresh = [group for group in candidates if all(s.oldest_version >= oldest_allowed for s in group.samples)]
     samples = _with_advantages(fresh, config)
     # Without KL, entropy and value loss an advantage of 0 leaves no gradient.
@@ -140,7 +140,8 @@ class _Candidates:
         return [sum(s.trained_tokens for s in self.samples if s.rollout_id == rollout) for rollout in self.rewards]
 
 
-def _candidates(group: GroupResult, config: TrainerConfig) -> _Candidates:
+def _candidates(group: GroupResult, config: TrainerConfig, *, versions: bool) -> _Candidates:
+    """``versions``: refuse tokens of which nobody said what weights wrote them."""
     found = _Candidates({}, [])
     for rollout in group.rollouts:
         if rollout.status is not Status.DONE:
@@ -152,6 +153,11 @@ def _candidates(group: GroupResult, config: TrainerConfig) -> _Candidates:
             if not conversation.num_trained_tokens:
                 continue
             _check_tokens(conversation, _name(rollout, part))
+            if versions and any(s.trained and s.weight_version is None for s in conversation.segments):
+                raise RunError(
+                    f"{_name(rollout, part)} has tokens without a weight version: how old they are cannot be told. Train "
+                    "with trainer.staleness=0, or on servers that say their version"
+                )
             if config.overlong_filtering and _was_cut(conversation, config):
                 continue  # DAPO §3.4: its reward stays in the group's mean, its tokens get loss mask 0
             found.samples.append(

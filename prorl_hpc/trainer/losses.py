@@ -179,11 +179,12 @@ def cispo_losses(logprobs: Tensor, ratio: Tensor, advantages: Tensor, low: float
 
 
 def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor, keep: Tensor) -> Tensor:
-    """s_{i,t} = sg(s_i) · π_θ(t) / sg(π_θ(t)) with s_i = exp(mean_t (log π_θ − log π_old)), [N] (GSPO eq. 7; s as GSPO-token, eq. 14,
-    has it: the same value and gradient where a sequence has one advantage, and right where tokens have their own). The mean is over the tokens in ``keep``."""
-    mean = _sequence_sums(torch.where(keep, logprobs - old_logprobs, 0.0).detach(), sequences) / _sequence_sums(
-        keep.to(logprobs.dtype), sequences
-    ).clamp(min=1.0)
+    """s_{i,t} = sg(s_i) · π_θ(t) / sg(π_θ(t)) with s_i = exp(mean_t (log π_θ − log π_old)), [N] (GSPO eq. 7, in the form of
+    GSPO-token, eq. 14: where a sequence has one advantage, value and gradient are those of GSPO). The mean is over the tokens
+    in ``keep``."""
+    log_ratios = torch.where(keep, logprobs - old_logprobs, 0.0).detach()
+    lengths = _sequence_sums(keep.to(logprobs.dtype), sequences).clamp(min=1.0)
+    mean = _sequence_sums(log_ratios, sequences) / lengths
     return (logprobs - logprobs.detach() + mean).clamp(max=MAX_SEQUENCE_LOG_RATIO).exp()
 
 
@@ -191,7 +192,7 @@ def correction_weights(terms: TokenTerms, settings: LossSettings) -> Tensor:
     """What the difference between the engine that sampled and the trainer does to a token's policy loss: factors [N], no gradient,
     from w_t = π_old(t) / π_engine(t).
 
-    - truncate: min(w_t, C) (truncated importance sampling; with π_old as proximal policy decoupled PPO, AReaL eq. 5)
+    - truncate: min(w_t, C) (truncated importance sampling; with π_old as proximal policy decoupled PPO)
     - mask: w_t where it is not above C, else 0 (masked importance sampling)
     - sequence_truncate, sequence_mask: the same with Π_t w_t of the token's sequence
 

@@ -8,7 +8,7 @@ from fake_rollouts import batch_result, rollout
 
 from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.messages.batch import GroupOutcome, GroupResult
-from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.messages.rollout import Status
 from prorl_hpc.messages.trajectory import Finish, Segment, Trajectory
 from prorl_hpc.trainer.batches import check_vocabulary, training_batch
@@ -145,3 +145,108 @@ def test_a_token_id_that_the_model_does_not_have_is_refused_by_name():
     check_vocabulary(found, 10)
     with pytest.raises(RunError, match=r"b\.g0\.s0 has token id 9, the model that is trained knows 0 to 8"):
         check_vocabulary(found, 9)
+
+
+def test_rewards_and_versions_come_along():
+    found = batch(rollout("b.g0.s0", 1.0), rollout("b.g0.s1", 0.25))
+    assert [s.reward for s in found.samples] == [1.0, 0.25]
+    two = [Segment([1]), Segment([3], [-1.0], True, 7), Segment([2]), Segment([4, 5], [-1.0, -2.0], True, 5)]
+    mixed = msgspec.structs.replace(rollout("b.g0.s1", 0.0), trajectory=Trajectory(two))
+    assert [s.oldest_version for s in batch(rollout("b.g0.s0", 1.0), mixed).samples] == [0, 5]
+
+
+def versioned(name: str, reward: float, version: int | None):
+    segments = [Segment([1, 2]), Segment([3, 4], [-1.0, -1.0], True, version)]
+    return msgspec.structs.replace(rollout(name, reward), trajectory=Trajectory(segments))
+
+
+def pair(number: int, *versions: int | None, row: int | None = None, **fields):
+    rollouts = [versioned(f"b.g{number}.s{i}", float(i), version) for i, version in enumerate(versions)]
+    return GroupResult(f"b.g{number}", number if row is None else row, GroupOutcome.ACCEPTED, rollouts, **fields)
+
+
+def test_groups_with_a_token_that_is_too_old_are_left_out_and_counted():
+    result = batch_result([pair(0, 4, 3), pair(1, 4, 4), pair(2, 2, 4)])
+    found = training_batch(result, TrainerConfig(), oldest_allowed=4)
+    assert {s.group_id for s in found.samples} == {"b.g1"}
+    assert (found.stale_groups, found.total_tokens) == (2, 4)
+    assert [s.weight for s in found.samples] == [0.25, 0.25]
+    assert training_batch(result, TrainerConfig(), oldest_allowed=2).stale_groups == 0
+
+
+def test_tokens_of_an_unknown_age_are_refused_where_it_matters():
+    result = batch_result([pair(0, 4, None)])
+    assert len(training_batch(result, TrainerConfig()).samples) == 2
+    with pytest.raises(RunError, match=r"b\.g0\.s1.*without a weight version.*trainer\.staleness=0"):
+        training_batch(result, TrainerConfig(), oldest_allowed=1)
+
+
+def test_groups_come_in_the_order_of_their_rows():
+    groups = [pair(5, 0, 0), pair(2, 0, 0), pair(9, 0, 0, carried_from="a"), pair(3, 0, 0)]
+    found = training_batch(batch_result(groups), TrainerConfig())
+    assert list(dict.fromkeys(s.group_id for s in found.samples)) == ["b.g9", "b.g2", "b.g3", "b.g5"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "advantages"),
+    [
+        ({"advantage": "group"}, [1.1547, -0.5774, -0.5774]),
+        ({"advantage": "group_mean"}, [2 / 3, -1 / 3, -1 / 3]),
+        ({"advantage": "leave_one_out"}, [1.0, -0.5, -0.5]),
+        # Tokens 3, 3 and 1: mean 2/21, unbiased standard deviation 0.5345
+        ({"advantage": "batch"}, [1.0690, -0.8018, -0.8018]),
+        ({"advantage": "gae"}, [0.0, 0.0, 0.0]),
+    ],
+)
+def test_each_kind_of_advantage(settings, advantages):
+    rollouts = [rollout("b.g0.s0", 1.0), rollout("b.g0.s1", 0.0), rollout("b.g0.s2", 0.0, tokens=[7])]
+    assert [s.advantage for s in batch(*rollouts, **settings).samples] == pytest.approx(advantages, abs=1e-4)
+
+
+def test_an_unknown_kind_of_advantage_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"trainer\.advantage=q: choose group"):
+        batch(rollout("b.g0.s0", 1.0), advantage="q")
+
+
+@pytest.mark.parametrize("settings", [{"kl_coefficient": 0.1}, {"entropy_coefficient": 0.1}, {"advantage": "gae"}])
+def test_samples_without_advantage_are_computed_where_something_else_has_a_gradient(settings):
+    rollouts = [rollout("b.g0.s0", 1.0), rollout("b.g0.s1", 0.5), rollout("b.g0.s2", 0.0)]
+    assert len(batch(*rollouts, **settings).samples) == 3
+    found = batch(*rollouts)
+    assert len(found.samples) == 2
+    assert [(x.group_id, x.trained_tokens) for x in found.left_out] == [("b.g0", 3)]
+
+
+def test_weights_are_shares_of_the_whole_batch():
+    rollouts = [rollout("b.g0.s0", 1.0), rollout("b.g0.s1", 0.5, tokens=[7]), rollout("b.g0.s2", 0.0)]
+    assert [s.weight for s in batch(*rollouts).samples] == pytest.approx([1 / 7, 1 / 7])
+    by_sequence = batch(*rollouts, aggregation="seq_mean_token_mean", kl_coefficient=0.1)
+    assert [s.weight for s in by_sequence.samples] == pytest.approx([1 / 9, 1 / 3, 1 / 9])
+    constant = batch(*rollouts, aggregation="seq_mean_token_sum_norm", aggregation_tokens=10)
+    assert [s.weight for s in constant.samples] == pytest.approx([1 / 30, 1 / 30])
+
+
+def test_mini_batches_have_whole_groups_and_weights_of_their_own():
+    config = TrainerConfig()
+    found = training_batch(batch_result([pair(i, 0, 0) for i in range(5)]), config)
+    parts = found.mini_batches(2, config)
+    assert [list(dict.fromkeys(s.group_id for s in p.samples)) for p in parts] == [
+        ["b.g0", "b.g2", "b.g4"],
+        ["b.g1", "b.g3"],
+    ]
+    assert [p.total_tokens for p in parts] == [12, 8]
+    for part in parts:
+        assert sum(s.weight * s.trained_tokens for s in part.samples) == pytest.approx(1.0)
+    assert found.mini_batches(1, config) == [found]
+    assert len(found.mini_batches(9, config)) == 5
+
+
+def test_mini_batches_count_tokens_that_are_not_computed():
+    config = TrainerConfig(dynamic_sampling=False)
+    uniform = GroupResult(
+        "b.g1", 1, GroupOutcome.ACCEPTED, [versioned("b.g1.s0", 1.0, 0), versioned("b.g1.s1", 1.0, 0)]
+    )
+    found = training_batch(batch_result([pair(0, 0, 0), uniform, pair(2, 0, 0)]), config)
+    whole, nothing_to_do = found.mini_batches(1, config), found.mini_batches(3, config)
+    assert whole[0].total_tokens == 12 and [s.weight for s in whole[0].samples] == pytest.approx([1 / 12] * 4)
+    assert [{s.group_id for s in p.samples} for p in nothing_to_do] == [{"b.g0"}, {"b.g2"}]

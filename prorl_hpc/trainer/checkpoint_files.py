@@ -23,6 +23,9 @@ WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgp
 _SPARE_BYTES = 32 * 1024**2
 """For tokenizer, tables and the file system's own."""
 
+_TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container", "iostream")
+"""In the RuntimeErrors that torch makes of a refusing disk."""
+
 
 class CheckpointNotWritten(RunError):
     """Nothing of it is left; what was there before is as it was."""
@@ -92,7 +95,7 @@ class Writing:
         try:
             torch.save(value, path)
         except RuntimeError as error:
-            if "PytorchStreamWriter" not in str(error):
+            if not any(mark in str(error) for mark in _TORCH_CANNOT_WRITE):
                 raise
             raise OSError(f"{path}: {error}") from error
         self.seal(path)

@@ -21,21 +21,18 @@ HARMLESS = (
     *("rollout.workers_per_node", "rollout.balancing", "rollout.when_server_lost", "rollout.drain_s"),
     *("rollout.heartbeat_s", "rollout.lost_after_s", "rollout.http_tcp", "rollout.http_port"),
     *("rollout.keep_trajectories",),
-    *("trainer.steps", "trainer.checkpoint_every", "trainer.keep_checkpoints"),
-    *("trainer.eval_every", "trainer.eval_prompts", "trainer.eval_samples", "trainer.eval_temperature"),
-    *(
-        "trainer.learning_rate",
-        "trainer.weight_decay",
-        "trainer.max_grad_norm",
-        "trainer.clip_low",
-        "trainer.clip_high",
-    ),
-    *("trainer.threads", "trainer.micro_batch_tokens", "trainer.gradient_checkpointing", "trainer.probe_tolerance"),
+    "trainer",
 )
 """Settings, or whole groups, that decide neither what is ordered of the rollout service nor what its results are:
-where and how fast it runs, for how long, how often it saves and evaluates, how the optimizer takes what comes."""
+where and how fast it runs, for how long, how often it saves and evaluates, how the trainer learns from what comes."""
 _FIXED = {"run.root": "the run stays in its directory", "run.name": "the run keeps its name"}
-_HARMFUL = ("run.seed", "engine.kind", "engine.dtype", "engine.outside")
+EXCEPTIONS = (
+    *("run.seed", "engine.kind", "engine.dtype", "engine.outside"),
+    *("trainer.enabled", "trainer.groups_per_step", "trainer.group_size", "trainer.max_rows_per_step"),
+    *("trainer.max_parallel_groups", "trainer.dynamic_sampling", "trainer.when_full"),
+    *("trainer.temperature", "trainer.top_p"),
+)
+"""In those groups the exceptions; of the trainer, what its orders say (trainer.orders)."""
 
 
 def with_overrides(config: ProrlConfig, words: list[str]) -> tuple[ProrlConfig, list[str]]:
@@ -110,7 +107,7 @@ def changed_settings(old: ProrlConfig, new: ProrlConfig) -> dict[str, tuple[Any,
 
 def needs_fresh(name: str) -> bool:
     """Whether what is recorded of open orders is worth nothing any more when that setting changes."""
-    if name in _HARMFUL:
+    if name in EXCEPTIONS:
         return True
     return not any(name == harmless or name.startswith(f"{harmless}.") for harmless in HARMLESS)
 

@@ -15,7 +15,6 @@ import psutil
 from prorl_hpc.cli.preflight_data import data_problems, data_warnings
 from prorl_hpc.cli.preflight_model import model_problems
 from prorl_hpc.cli.preflight_slurm import slurm_problems, slurm_warnings
-from prorl_hpc.cli.preflight_trainer import trainer_problems
 from prorl_hpc.config.cluster_validation import wasted
 from prorl_hpc.config.policies import models_of
 from prorl_hpc.config.policy_validation import FUNCTION
@@ -24,6 +23,7 @@ from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.size_validation import size_errors
 from prorl_hpc.config.text_validation import text_errors
 from prorl_hpc.config.tool_validation import unused_tools
+from prorl_hpc.config.trainer_files import trainer_problems
 from prorl_hpc.inference.factory import KINDS, resolve_engine
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.trainer.model_recipes import RECIPES, is_prepared

@@ -53,10 +53,8 @@ def _allowed(value: str, allowed: tuple[str, ...]) -> str:
 
 def named_for(setting: str, error: str) -> str:
     """An error of one model, with the name of the settings that are its own: ``model``, ``policies.NAME.model``."""
-    if setting == "model":
-        return error
     named = _SETTING.sub(rf"{setting}.\1", error)
-    return named if named.startswith(setting) else f"{setting}: {named}"
+    return named if _SETTING.search(error) and named.startswith(setting) else f"{setting}: {named}"
 
 
 def check_model(path: Path, thinking: str = "auto", tool_format: str = "auto") -> list[str]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prorl_hpc.cli.attempt import run_attempt
-from prorl_hpc.cli.config_changes import HARMLESS, changed_settings, needs_fresh, with_overrides
+from prorl_hpc.cli.config_changes import EXCEPTIONS, HARMLESS, changed_settings, needs_fresh, with_overrides
 from prorl_hpc.cli.launch import with_absolute_paths
 from prorl_hpc.cli.preflight import preflight
 from prorl_hpc.cli.run_choice import chosen_run, link_latest
@@ -23,6 +23,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.run_lock import RunLock
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.store import save
+from prorl_hpc.config.trainer_files import checkpoint_problems
 from prorl_hpc.config.validation import validate
 from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.slurm.job import Job, strange_jobs
@@ -60,7 +61,7 @@ def _resume(run: RunDirectory, overrides: list[str], lock: RunLock, *, fresh: bo
         return 0
     wrong += [] if fresh else _harm(changes)
     wrong += _too_few_steps(run, new)
-    if errors := [*wrong, *validate(new), *preflight(new)]:
+    if errors := [*wrong, *validate(new), *preflight(new), *checkpoint_problems(new, run.checkpoints)]:
         print("\n".join(["The run cannot go on:", *(f"  - {error}" for error in errors)]), file=sys.stderr)
         return 2
     for name, (before, after) in changes.items():
@@ -122,7 +123,7 @@ def _harm(changes: Iterable[str]) -> list[str]:
         f"{', '.join(harmful)} decide{'s' if len(harmful) == 1 else ''} what is ordered of the rollout service, and "
         "this run has orders that are recorded with the old value: give --fresh too, which gives up what is recorded "
         "of open orders (weights, optimizer and finished steps stay), or launch a new run. Without it can be changed: "
-        f"{', '.join(HARMLESS)}"
+        f"{', '.join(HARMLESS)}; but not {', '.join(EXCEPTIONS)}"
     ]
 
 

@@ -31,7 +31,7 @@ def check_model_dir(path: Path | str) -> None:
             f"model.path={path or '(empty)'} is not a directory: give a Hugging Face model directory, or choose a model that "
             "is prepared here (model.prepare, `prorl-hpc model list`)"
         )
-    _check_network(directory)
+    check_network(directory)
     if not (directory / "tokenizer.json").is_file():
         raise ValueError(
             f"{directory} has no tokenizer.json: save the tokenizer there with transformers, "
@@ -44,54 +44,26 @@ def check_model_dir(path: Path | str) -> None:
         )
 
 
-def check_reference_model(path: Path | str, trained: Path) -> None:
-    """Raise ValueError unless ``path`` holds a model that ``trainer.kl_model`` may be: one whose logprobs of a token can be
-    compared with those of the model in ``trained``, since both mean the same text by the same id."""
-    directory = Path(path)
-    if not directory.is_dir():
-        raise ValueError(
-            f"trainer.kl_model={path} is not a directory: give a Hugging Face model directory, or leave it empty for the "
-            "model that training begins with"
-        )
-    try:
-        _check_network(directory)
-        theirs, ours = _vocabulary(directory), _vocabulary(trained)
-    except ValueError as error:
-        raise ValueError(f"trainer.kl_model: {error}") from error
-    if theirs != ours:
-        differing = [token for token, number in ours.items() if theirs.get(token) != number] or list(
-            theirs.keys() - ours.keys()
-        )
-        raise ValueError(
-            f"trainer.kl_model={path} has another vocabulary than {trained} ({len(theirs)} and {len(ours)} tokens; "
-            f"{differing[0]!r} is one that differs): the KL divergence compares the probabilities of the same ids. Take a model "
-            "with the same tokenizer, or leave trainer.kl_model empty"
-        )
-    size = vocab_size_of(_check_json(directory / "config.json"))
-    if size is not None and ours and size <= max(ours.values()):
-        raise ValueError(
-            f"trainer.kl_model={path} knows ids 0 to {size - 1} (vocab_size in its config.json), the tokenizer of {trained} "
-            f"makes up to {max(ours.values())}: take a model with the same vocabulary"
-        )
-
-
-def _vocabulary(directory: Path) -> dict[str, int]:
-    """Token → id, added ones too, from tokenizer.json."""
+def vocabulary_of(directory: Path) -> dict[str, int]:
+    """Token → id, added ones too, from tokenizer.json. ValueError if there is none, or it is not such a file."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{directory} has no tokenizer.json: its vocabulary cannot be compared")
     read = _check_json(file)
-    model = read.get("model") or {}
-    words = model.get("vocab") or {}
-    known = dict(words) if isinstance(words, dict) else {entry[0]: i for i, entry in enumerate(words)}
-    return known | {entry["content"]: entry["id"] for entry in read.get("added_tokens") or []}
+    try:
+        words, added = read.get("model", {}).get("vocab", {}), read.get("added_tokens") or []
+        known = dict(words) if isinstance(words, dict) else {entry[0]: i for i, entry in enumerate(words)}
+        return known | {entry["content"]: entry["id"] for entry in added}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not a tokenizer's: {type(error).__name__}: {error}") from error
 
 
-def _check_network(directory: Path) -> None:
-    """Configuration and weights are there and whole."""
+def check_network(directory: Path) -> dict[str, Any]:
+    """Raise ValueError unless configuration and weights are there and whole. Returns the configuration."""
     if not (directory / "config.json").is_file():
         raise ValueError(f"{directory} has no config.json: it is not a Hugging Face model directory")
-    if not isinstance(_check_json(directory / "config.json").get("model_type"), str):
+    config = _check_json(directory / "config.json")
+    if not isinstance(config.get("model_type"), str):
         raise ValueError(
             f"{directory}/config.json has no model_type: it is not the configuration of a Hugging Face model"
         )
@@ -102,6 +74,7 @@ def _check_network(directory: Path) -> None:
     _check_shards(directory)
     for weights in directory.glob("*.safetensors"):
         _check_whole(weights)
+    return config
 
 
 def _check_json(file: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from prorl_hpc.config.model_directory import check_model_dir
+from prorl_hpc.config.trainer_files import checkpoint_problems, trainer_problems
 from prorl_hpc.messages.errors import ConfigError, ProrlError
 from prorl_hpc.messages.status import Phase
 from prorl_hpc.observe.process import Process, exit_at_once, process_arguments
@@ -67,6 +68,8 @@ def check(process: Process) -> None:
         check_model_dir(Path(config.model.path))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if problems := [*trainer_problems(config), *checkpoint_problems(config, process.run.checkpoints)]:
+        raise ConfigError("; ".join(problems))
 
 
 async def lead(process: Process, stop: StopSignal, world: int) -> None:

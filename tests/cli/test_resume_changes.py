@@ -77,6 +77,13 @@ def test_what_cannot_be_changed_is_answered(words: list[str], answer: str) -> No
 def test_what_decides_orders_needs_a_fresh_epoch() -> None:
     harmless = ("cluster.time_minutes", "cluster.rollout.nodes", "run.restarts", "trainer.steps", "rollout.run_slots")
     assert not any(map(needs_fresh, harmless))
+    out_of_memory = (
+        "trainer.gradient_checkpointing",
+        "trainer.offload",
+        "trainer.zero_stage",
+        "trainer.deepspeed_file",
+    )
+    assert not any(map(needs_fresh, out_of_memory)), "rollouts are not lost for lack of memory"
     harmful = ("task.max_turns", "model.path", "trainer.temperature", "trainer.group_size", "run.seed", "rollout.run_s")
     assert all(map(needs_fresh, harmful))
 

@@ -9,8 +9,8 @@ import pytest
 
 from prorl_hpc.cli.launch import with_absolute_paths
 from prorl_hpc.cli.preflight import preflight
-from prorl_hpc.cli.preflight_trainer import trainer_problems
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.trainer_files import checkpoint_problems, trainer_problems
 
 WORDS = {"a": 0, "b": 1, "c": 2}
 
@@ -42,9 +42,9 @@ def test_a_reference_model_with_the_same_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "size", "told"),
     [
-        ({"a": 0, "b": 2, "c": 1}, 4, "(4 and 4 tokens; 'b' is one that differs)"),
-        ({"a": 0, "b": 1}, 4, "(3 and 4 tokens; 'c' is one that differs)"),
-        ({**WORDS, "d": 4}, 5, "(5 and 4 tokens; 'd' is one that differs)"),
+        ({"a": 0, "b": 2, "c": 1}, 4, "4 and 4 tokens, 'b' is one that differs"),
+        ({"a": 0, "b": 1}, 4, "3 and 4 tokens, 'c' is one that differs"),
+        ({**WORDS, "d": 4}, 5, "5 and 4 tokens, 'd' is one that differs"),
         (WORDS, 3, "knows ids 0 to 2 (vocab_size in its config.json)"),
     ],
 )
@@ -69,6 +69,22 @@ def test_one_that_is_none(tmp_path: Path, missing: str, told: str) -> None:
         (model(other, WORDS) / missing).unlink()
     (error,) = trainer_problems(config_of(tmp_path, kl_coefficient=0.1, kl_model=str(other)))
     assert error.startswith("trainer.kl_model") and told in error
+
+
+def test_a_run_goes_on_with_the_vocabulary_that_it_has(tmp_path: Path) -> None:
+    config, checkpoints = config_of(tmp_path), tmp_path / "checkpoints"
+    assert list(checkpoint_problems(config, checkpoints)) == []
+    checkpoints.mkdir()
+    model(checkpoints / "step-2", {"other": 0})
+    model(checkpoints / "step-10", WORDS)
+    model(checkpoints / "step-11.partial", {"other": 0})
+    assert list(checkpoint_problems(config, checkpoints)) == []
+    model(tmp_path / "trained", {"a": 1, "b": 0, "c": 2})
+    (error,) = checkpoint_problems(config, checkpoints)
+    assert error.startswith(
+        f"model.path={tmp_path / 'trained'}, which the LLM servers load, has another vocabulary than"
+    )
+    assert "step-10" in error and "'a' is one that differs" in error
 
 
 def test_a_deepspeed_json_is_read_before_the_start(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""What the trainer's settings name on disk: a reference model, a DeepSpeed JSON of one's own; and whether the model fits the
+checkpoint that a run goes on from. Looked at by launch and resume, and by the trainer on its own node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from prorl_hpc.config.deepspeed_json import deepspeed_problems
+from prorl_hpc.config.model_directory import check_network, prepared_model, vocab_size_of, vocabulary_of
+from prorl_hpc.config.schema import ProrlConfig
+
+
+def trainer_problems(config: ProrlConfig) -> Iterator[str]:
+    """Each as a sentence with its cure. Nothing where no trainer runs."""
+    if not config.trainer.enabled:
+        return
+    yield from deepspeed_problems(config.trainer)
+    if config.trainer.kl_model and config.trainer.kl_coefficient > 0:  # of the latter, the validation tells
+        trained = _trained(config)
+        try:
+            _check_reference(Path(config.trainer.kl_model).expanduser(), trained)
+        except ValueError as error:
+            yield str(error)
+
+
+def checkpoint_problems(config: ProrlConfig, checkpoints: Path) -> Iterator[str]:
+    """LLM servers load ``model.path``, the trainer goes on from the newest checkpoint: they must mean the same by an id."""
+    if not config.trainer.enabled:
+        return
+    trained, saved = _trained(config), _newest(checkpoints)
+    if saved is None or not (trained / "tokenizer.json").is_file():
+        return
+    try:
+        difference = _difference(saved, trained)
+    except ValueError as error:
+        difference = str(error)
+    if difference:
+        yield (
+            f"model.path={trained}, which the LLM servers load, has another vocabulary than {saved}, which the trainer goes "
+            f"on from: {difference}. Give the model that the run began with, or begin a new run with it"
+        )
+
+
+def _trained(config: ProrlConfig) -> Path:
+    model = config.model
+    return Path(model.path).expanduser().absolute() if model.path else prepared_model(model.prepare)
+
+
+def _newest(checkpoints: Path) -> Path | None:
+    found = {int(number): path for path in checkpoints.glob("step-*") if (number := path.name[5:]).isdigit()}
+    return found[max(found)] if found else None
+
+
+def _check_reference(directory: Path, trained: Path) -> None:
+    """ValueError unless its logprob of a token can be compared with that of the trained model, if that is there yet."""
+    if not directory.is_dir():
+        raise ValueError(
+            f"trainer.kl_model={directory} is not a directory: give a Hugging Face model directory, or leave it empty for the "
+            "model that training begins with"
+        )
+    try:
+        config = check_network(directory)
+        if not (trained / "tokenizer.json").is_file():
+            return  # told by what looks at the model itself, or it is yet to be made: then the trainer compares
+        difference = _difference(directory, trained)
+    except ValueError as error:
+        raise ValueError(f"trainer.kl_model: {error}") from error
+    if difference:
+        raise ValueError(
+            f"trainer.kl_model={directory} has another vocabulary than {trained}: {difference}. The KL divergence compares "
+            "probabilities of the same ids: take a model with the same tokenizer, or leave trainer.kl_model empty"
+        )
+    size, largest = vocab_size_of(config), max(vocabulary_of(trained).values(), default=0)
+    if size is not None and size <= largest:
+        raise ValueError(
+            f"trainer.kl_model={directory} knows ids 0 to {size - 1} (vocab_size in its config.json), the tokenizer of "
+            f"{trained} makes up to {largest}: take a model with the same vocabulary"
+        )
+
+
+def _difference(one: Path, other: Path) -> str:
+    """Of two models' tokenizers, in words; empty if there is none. ValueError if one cannot be read."""
+    first, second = vocabulary_of(one), vocabulary_of(other)
+    differing = [token for token in second if first.get(token) != second[token]]
+    differing += first.keys() - second.keys()
+    if not differing:
+        return ""
+    return f"{len(first)} and {len(second)} tokens, {differing[0]!r} is one that differs"

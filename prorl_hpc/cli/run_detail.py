@@ -100,6 +100,7 @@ def detail_json(run: RunDirectory, state: RunState) -> dict[str, Any]:
         "processes": {p.name: {"node": p.node, "phase": p.phase, "detail": p.detail} for p in snapshot.processes},
         "restarts": [str(restart) for restart in snapshot.restarts],
         **_service_json(snapshot),
+        "last_step": snapshot.steps[-1] if snapshot.steps else None,
         "attempts": [attempt.as_json for attempt in attempt_stories(run, living=state.living)],
         "lost_nodes": [node.host for node in snapshot.lost],
         "process_ends": [msgspec.structs.asdict(end) for end in process_ends(run)],

@@ -7,7 +7,8 @@ unknown, not submitted), ``detail`` (why), ``job``, ``job_kind`` (slurm, local),
 epoch), ``attempt``, ``step``, ``steps``, ``reward``, ``overrides`` (of its launch). With RUN it is that row with ``rewards``,
 ``processes`` ({name: {node, phase, detail}}), ``restarts``, ``paused``, ``draining``, ``policies`` ([{policy,
 newest_version, servers, eligible, rollouts, reward, seconds, finishes, generated_tokens}]: ended rollouts by status, mean
-reward and seconds of those that are done, why conversations ended), ``lost_nodes`` (of the newest attempt),
+reward and seconds of those that are done, why conversations ended), ``last_step`` (the newest step's line of metrics.jsonl:
+``idle_fraction``, ``staleness``, ``weight_version`` and more, see prorl_hpc.observe.metrics), ``lost_nodes`` (of the newest attempt),
 ``attempts`` ([{attempt, begun, ended, seconds, ending, reason, goes_on, job, exit_code, steps, rollouts, lost_nodes}];
 ``ending`` is finished, stopped, suspended, failed, cut off or never began; ``goes_on``: it went on, or will by itself),
 ``process_ends`` ([{name, node, exit_code, how}]) and ``failure``.

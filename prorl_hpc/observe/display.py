@@ -14,7 +14,7 @@ from prorl_hpc.messages.rollout import Status
 from prorl_hpc.messages.status import Phase, PolicyStatus, ServerStatus, WorkerStatus
 from prorl_hpc.observe.restarts import Restart
 from prorl_hpc.observe.snapshot import Snapshot
-from prorl_hpc.observe.wording import clock, count, finishes_told, number, sparkline
+from prorl_hpc.observe.wording import clock, count, finishes_told, number, overlap_told, sparkline
 
 PHASE_STYLE = {
     Phase.STARTING: "yellow",
@@ -191,7 +191,23 @@ def _training(snapshot: Snapshot) -> RenderableType:
         if trainer.heldout_last is not None and len(snapshot.evals) > 1:
             held += f", {number(trainer.heldout_last, 3)} now ({count(len(snapshot.evals), 'evaluation')})"
         lines.append(Text.assemble(("held-out  ", "dim"), held))
+    if told := _last_step(snapshot):
+        lines.append(Text.assemble(("last step ", "dim"), told))
     return Group(*lines)
+
+
+def _last_step(snapshot: Snapshot) -> str:
+    """How training and rollouts overlapped, and the weights that were published after it."""
+    if not snapshot.steps:
+        return ""
+    record = snapshot.steps[-1]
+    version, stale = record.get("weight_version"), record.get("groups_stale")
+    told = [
+        overlap_told(record),
+        f"{stale} too old" if stale else "",
+        f"weights v{version} published" if isinstance(version, int) else "",
+    ]
+    return ", ".join(part for part in told if part)
 
 
 def _bar(done: int, total: int, width: int = 60) -> Text:

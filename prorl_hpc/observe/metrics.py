@@ -5,20 +5,27 @@ Every line has ``kind``, ``step`` and ``time`` (seconds since the epoch).
 
 ``kind: step``, after each optimizer step (counted from 1):
 
-- ``reward``: mean over all finished rollouts of the batch, those of uniform groups too; ``reward_accepted``: over
-  the groups that were trained on
-- ``rollouts``, ``rollouts_failed``, ``groups_accepted``, ``groups_uniform``, ``groups_broken``: counts;
-  ``groups_carried``: groups that went on into the next step, which counts their rollouts
+- ``reward``: mean over all finished rollouts of the batch, those of uniform groups too; ``reward_by_task``: {task: mean};
+  ``reward_accepted``: over the groups that were accepted
+- ``rollouts``, ``rollouts_failed``: counts; of groups ``groups_accepted``, ``groups_uniform`` (dropped: nothing to learn),
+  ``groups_broken`` (dropped: too few samples), ``groups_replaced`` (dropped ones in whose place another prompt was taken),
+  ``groups_carried`` (went on into the next step, which counts their rollouts), ``groups_stale`` (accepted, but too old)
+- ``staleness``, ``staleness_max``: age of the trained tokens in weight versions, mean and largest
 - ``failures``: {kind: rollouts}
 - ``finish``: {why it ended: share} of the finished rollouts' main conversations; ``branches``: further conversations
   per rollout, each a sample of its own
 - ``tokens_generated``, ``tokens_trained``, ``tokens_total``: tokens that the policy wrote, that went into the loss, with prompts
-- ``seconds``: {``rollouts``, ``training``, ``publishing``, ``saving``, ``evaluating``, ``total``}, those that apply
-- ``loss``, ``grad_norm``, ``learning_rate``, ``entropy``, ``clip_fraction``, ``weight_version``
+- ``seconds``: {``rollouts``, ``training``, ``publishing``, ``saving``, ``total``}, those that apply; in ``rollouts`` the trainer
+  waited for them, which is ``idle_fraction`` of the step. ``generation_s``: how long the batch was being made, perhaps while
+  the trainer learned
+- ``rollouts_per_s``, ``tokens_per_s`` (generated): per second of ``generation_s``; ``training_tokens_per_s`` (computed: all passes),
+  ``trained_tokens_per_s``: per second of training
+- ``loss``, ``grad_norm``, ``learning_rate``, ``entropy``, ``ratio``, ``clip_fraction``, statistics of advantages and whatever else the
+  trainer's settings add; ``weight_version``: what was published after the step
 - ``logprob_gap_mean``, ``logprob_gap_max``: |engine - trainer| over the trained tokens, nats; ``probe_gap``: on the probe
 
 ``kind: eval``, held-out prompts (``step`` 0: before training): ``reward`` mean, ``successes`` rollouts with reward 1
-of ``rollouts`` finished ones, ``seconds`` (a number).
+of ``rollouts`` finished ones, ``seconds`` (a number), ``weight_version`` that all of them are of.
 """
 
 from __future__ import annotations

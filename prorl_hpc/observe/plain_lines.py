@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prorl_hpc.messages.status import Phase, ProcessState
 from prorl_hpc.observe.snapshot import Snapshot
-from prorl_hpc.observe.wording import clock, number, step_seconds
+from prorl_hpc.observe.wording import clock, number, overlap_told, step_seconds
 
 HEARTBEAT_S = 30.0
 
@@ -115,10 +115,11 @@ def _step_line(record: dict[str, object], snapshot: Snapshot) -> str:
     if groups:
         parts.append("groups " + ", ".join(groups))
     if (seconds := step_seconds(record)) is not None:
-        parts.append(f"{seconds:.1f} s")
+        overlap = overlap_told(record)
+        parts.append(f"{seconds:.1f} s" + (f" ({overlap})" if overlap else ""))
     if snapshot.trainer is not None and snapshot.trainer.eta_s:
         parts.append(f"about {clock(snapshot.trainer.eta_s)} to go")
     return "  ".join(parts)
 
 
-GROUP_KEYS = ("groups_accepted", "groups_uniform", "groups_broken", "groups_carried")
+GROUP_KEYS = ("groups_accepted", "groups_uniform", "groups_broken", "groups_carried", "groups_stale")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ from prorl_hpc.config.held_out import holds_out, told_held_out
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.observe.attempts import EndRecord, attempt_stories
+from prorl_hpc.observe.markdown import markdown_table
 from prorl_hpc.observe.reading import read_tolerantly
+from prorl_hpc.observe.report_throughput import throughput_section
 from prorl_hpc.observe.restarts import read_restarts
 from prorl_hpc.observe.reward_plot import draw_reward_plot
 from prorl_hpc.observe.run_figures import RunFigures, wilson_interval
@@ -33,7 +34,7 @@ def write_report(run: RunDirectory) -> Path:
         sections += [_results(figures), "![reward per step](reward.png)"]
     sections += [
         _attempts(run),
-        _throughput(figures),
+        throughput_section(figures),
         _groups(figures),
         _policies(figures),
         _agreement(figures),
@@ -90,7 +91,7 @@ def _head(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
             for restart in read_restarts(run)
         ),
     ]
-    text = f"# Run {run.run_id}\n\n" + _table(("", ""), rows)
+    text = f"# Run {run.run_id}\n\n" + markdown_table(("", ""), rows)
     return text + _failure(run)
 
 
@@ -138,7 +139,7 @@ def _results(figures: RunFigures) -> str:
         rows.append(("training reward, best step", f"{number(best['reward'], 3)} (step {best['step']})"))
     if not rows:
         return "## Results\n\nNo step was finished and nothing was evaluated."
-    return "## Results\n\n" + _table(("", ""), rows)
+    return "## Results\n\n" + markdown_table(("", ""), rows)
 
 
 def _evaluation(record: dict[str, Any]) -> str:
@@ -167,26 +168,7 @@ def _attempts(run: RunDirectory) -> str:
         )
         for story in stories
     ]
-    return "## Attempts\n\n" + _table(("attempt", "begun", "took", "ending", "reason", "lost nodes"), rows)
-
-
-def _throughput(figures: RunFigures) -> str:
-    phases = figures.seconds_by_phase
-    if not phases:
-        return ""
-    total = sum(phases.values())
-    rates = [
-        ("rollouts per second", number(figures.rate("rollouts"), 2)),
-        ("generated tokens per second", number(figures.rate("tokens_generated"), 1)),
-        ("seconds per step", number(total / len(figures.steps), 1)),
-    ]
-    by_phase = [(name, clock(seconds), f"{seconds / total:.0%}") for name, seconds in phases.items() if total > 0]
-    return (
-        "## Throughput and time\n\nRates are per second of the rollout phase.\n\n"
-        + _table(("", ""), rates)
-        + "\n\n"
-        + _table(("phase", "time", "share"), by_phase)
-    )
+    return "## Attempts\n\n" + markdown_table(("attempt", "begun", "took", "ending", "reason", "lost nodes"), rows)
 
 
 def _groups(figures: RunFigures) -> str:
@@ -195,11 +177,13 @@ def _groups(figures: RunFigures) -> str:
         ("groups_accepted", "accepted: trained on"),
         ("groups_uniform", "uniform: all samples had the same reward, so nothing to learn"),
         ("groups_broken", "broken: too few samples finished"),
+        ("groups_replaced", "replaced: another prompt was taken in place of a uniform or broken one"),
+        ("groups_stale", "stale: accepted, but older than `trainer.staleness` allows, so not trained on"),
         ("groups_carried", "carried: went on into the next step"),
     ):
         if (total := figures.total(key)) is not None:
             rows.append((meaning, str(int(total))))
-    text = "## Groups and failures\n\n" + _table(("groups", "count"), rows) if rows else ""
+    text = "## Groups and failures\n\n" + markdown_table(("groups", "count"), rows) if rows else ""
     if figures.status_counts:
         statuses = ", ".join(f"{n} {status}" for status, n in sorted(figures.status_counts.items()))
         text += ("\n\n" if text else "## Groups and failures\n\n") + f"Rollouts, evaluations included: {statuses}."
@@ -208,7 +192,7 @@ def _groups(figures: RunFigures) -> str:
         text += ("\n\n" if text else "## Groups and failures\n\n") + f"Broken rollouts by kind: {kinds}."
     if figures.breakages:
         broken = [(str(b.count), b.stage or "–", b.kind, b.message) for b in figures.breakages]
-        text += "\n\n" + _table(("rollouts", "stage", "kind", "what was said"), broken)
+        text += "\n\n" + markdown_table(("rollouts", "stage", "kind", "what was said"), broken)
     return text
 
 
@@ -230,7 +214,7 @@ def _policies(figures: RunFigures) -> str:
         for policy in figures.policies
     ]
     note = "Rollouts of all attempts, evaluations included; means are over those that are done, seconds with queues."
-    return f"## Policies side by side\n\n{note}\n\n" + _table(header, rows)
+    return f"## Policies side by side\n\n{note}\n\n" + markdown_table(header, rows)
 
 
 def _agreement(figures: RunFigures) -> str:
@@ -246,8 +230,8 @@ def _agreement(figures: RunFigures) -> str:
     rows = [(name, f"{value:.1e}") for name, value in facts if value is not None]
     note = "Difference of the engine's and the trainer's log-probabilities for the same tokens and weights, in nats."
     if figures.largest("staleness"):
-        note += " Tokens of carried groups were written by older weights: only the probe compares the same ones there."
-    return f"## Engine and trainer agree\n\n{note}\n\n" + _table(("", ""), rows)
+        note += " Tokens that older weights wrote are among them: only the probe compares the same weights there."
+    return f"## Engine and trainer agree\n\n{note}\n\n" + markdown_table(("", ""), rows)
 
 
 def _places(run: RunDirectory, figures: RunFigures) -> str:
@@ -255,13 +239,14 @@ def _places(run: RunDirectory, figures: RunFigures) -> str:
         ("composed configuration", run.config_file),
         ("metrics, one line per step", run.metrics_file),
         ("TensorBoard", run.tensorboard),
+        ("Weights & Biases", run.path / "wandb"),
         ("full trajectories (Parquet)", run.rollouts),
         ("checkpoints (Hugging Face)", run.checkpoints),
         ("logs per process", run.logs),
         ("reward curve", run.reward_plot),
     ]
     rows = [(what, f"`{path.relative_to(run.path)}`") for what, path in places if path.exists()]
-    return f"## Where everything is\n\nUnder `{run.path}`:\n\n" + _table(("", ""), rows)
+    return f"## Where everything is\n\nUnder `{run.path}`:\n\n" + markdown_table(("", ""), rows)
 
 
 def _next_steps(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
@@ -287,10 +272,3 @@ def _next_steps(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> 
             does = "continues from the start: there is no checkpoint yet"
         parts.append(f"## Go on\n\n```sh\n{command}\n```\n\n{does}.")
     return "\n\n".join(parts)
-
-
-def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table; pipes and line ends in cells would break it."""
-    lines = [header, ("---",) * len(header), *rows]
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)

@@ -108,9 +108,21 @@ class RunFigures:
                 sums.update({k: v for k, v in phases.items() if k != "total" and _is_number(v)})
         return dict(sums.most_common())
 
+    @property
+    def idle_fraction(self) -> float | None:
+        """Share of the steps' time in which the trainer waited for rollouts."""
+        timed = [r["seconds"] for r in self.steps if isinstance(r.get("seconds"), dict)]
+        whole = sum(s["total"] for s in timed if _is_number(s.get("total")))
+        return sum(s["rollouts"] for s in timed if _is_number(s.get("rollouts"))) / whole if whole else None
+
+    def training_rate(self, key: str) -> float | None:
+        """A total per second of training."""
+        amount, seconds = self.total(key), self.seconds_by_phase.get("training")
+        return amount / seconds if amount is not None and seconds else None
+
     def rate(self, key: str) -> float | None:
-        """A total per second of the rollout phase."""
-        amount, seconds = self.total(key), self.seconds_by_phase.get("rollouts")
+        """A total per second in which batches were being made; they may be made while the trainer learns."""
+        amount, seconds = self.total(key), self.total("generation_s") or self.seconds_by_phase.get("rollouts")
         return amount / seconds if amount is not None and seconds else None
 
 

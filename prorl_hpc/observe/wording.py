@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -27,9 +27,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 def number(value: Any, digits: int = 2) -> str:
     """A number with ``digits`` decimals; ``–`` for what is missing or no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "–"
-    return f"{value:.{digits}f}"
+    return f"{value:.{digits}f}" if _is_number(value) else "–"
 
 
 def count(amount: int, singular: str, plural: str = "") -> str:
@@ -40,6 +38,20 @@ def count(amount: int, singular: str, plural: str = "") -> str:
 def finishes_told(finishes: dict[str, int]) -> str:
     """``120 answer, 8 context``, the commonest first."""
     return ", ".join(f"{n} {finish}" for finish, n in sorted(finishes.items(), key=lambda item: (-item[1], item[0])))
+
+
+def overlap_told(record: dict[str, Any]) -> str:
+    """Of a step: ``12 % idle, staleness 0.40 (at most 1)``, what of it is known; staleness only where there is any."""
+    told = []
+    if _is_number(idle := record.get("idle_fraction")):
+        told.append(f"{idle:.0%} idle".replace("%", " %"))
+    if _is_number(oldest := record.get("staleness_max")) and oldest > 0:
+        told.append(f"staleness {number(record.get('staleness'))} (at most {oldest:g})")
+    return ", ".join(told)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def step_seconds(record: dict[str, Any]) -> float | None:

@@ -64,6 +64,11 @@ def write_work(run: RunDirectory) -> None:
                 "groups_accepted": 4,
                 "groups_uniform": 2,
                 "seconds": {"rollouts": 12.0, "total": 40.5},
+                "idle_fraction": 0.296,
+                "staleness": 0.25,
+                "staleness_max": 1,
+                "groups_stale": int(step == 3),
+                "weight_version": step + 1,
             }
         )
 
@@ -98,6 +103,7 @@ def test_live_display_of_a_running_run(run: RunDirectory) -> None:
         "▁▃▄",
         "0.05",
         "40 done",
+        "30 % idle, staleness 0.25 (at most 1), 1 too old, weights v4 published",
     ):
         assert part in text, part
     assert "starting" not in text
@@ -154,7 +160,12 @@ def test_plain_lines_say_each_thing_once(run: RunDirectory) -> None:
     write_work(run)
     text = shown(run, terminal=False, looks=5)
     assert text.count("worker-0 ready on node1: apptainer 1.4.5") == 1
-    assert text.count("step 3/16  reward 0.400  groups 4 accepted, 2 uniform  40.5 s  about 8:01 to go") == 1
+    assert (
+        text.count(
+            "step 3/16  reward 0.400  groups 4 accepted, 2 uniform, 1 stale  40.5 s (30 % idle, staleness 0.25 (at most 1))  about 8:01 to go"
+        )
+        == 1
+    )
     assert text.count("held-out reward 0.050 (3 of 64) after step 0") == 1
     assert "step 1/16" not in text, "a run joined late starts with the newest step"
 

@@ -40,6 +40,10 @@ def fill(run: RunDirectory) -> None:
                 "groups_uniform": step,
                 "groups_broken": 0,
                 "tokens_generated": 600,
+                "tokens_trained": 560,
+                "groups_stale": int(step == 4),
+                "staleness": 0.25 * (step > 1),
+                "staleness_max": int(step > 1),
                 "seconds": {"rollouts": 10.0, "training": 28.0, "publishing": 2.0, "total": 41.0},
                 "logprob_gap_mean": 1e-6,
                 "logprob_gap_max": step * 1e-5,
@@ -69,6 +73,9 @@ def test_report_of_a_finished_run(run: RunDirectory) -> None:
         "rollouts per second | 3.20",
         "generated tokens per second | 60.0",
         "training | 1:52 | 70%",
+        "trained tokens per second of training | 20.0",
+        "trainer idle, waiting for rollouts | 24% of the steps' time",
+        "age of the tokens trained on | 0.19 weight versions in the mean, 1 at most",
         "| 10 |",
         "1 sandbox",
         "4.0e-05",
@@ -79,6 +86,18 @@ def test_report_of_a_finished_run(run: RunDirectory) -> None:
         assert part in text, part
     assert "resume" not in text
     assert run.reward_plot.read_bytes().startswith(PNG)
+
+
+def test_rates_are_those_of_making_batches_where_that_is_known(run: RunDirectory) -> None:
+    log = MetricsLog(run.metrics_file)
+    for step in (1, 2):
+        seconds = {"rollouts": 1.0, "training": 9.0, "total": 10.0}
+        log.append({"kind": "step", "step": step, "rollouts": 32, "generation_s": 8.0, "seconds": seconds})
+    log.append({"kind": "step", "step": 3, "groups_stale": 2, "groups_replaced": 3, "seconds": {"total": 10.0}})
+    text = write_report(run).read_text()
+    assert "rollouts per second | 4.00" in text, "made in 16 s, waited for in 2"
+    assert "| stale: accepted, but older than `trainer.staleness` allows, so not trained on | 2 |" in text
+    assert "taken in place of a uniform or broken one | 3 |" in text
 
 
 def test_failures_that_differ_in_numbers_alone_are_told_once_with_their_message(run: RunDirectory) -> None:

@@ -22,7 +22,6 @@ TAKES_EFFECT = frozenset(
         "comms_logger",
         "communication_data_type",
         "data_types",
-        "disable_allgather",
         "dump_state",
         "flops_profiler",
         "gradient_clipping",
@@ -31,7 +30,6 @@ TAKES_EFFECT = frozenset(
         "memory_breakdown",
         "optimizer",
         "prescale_gradients",
-        "sparse_gradients",
         "steps_per_print",
         "timers",
         "wall_clock_breakdown",
@@ -41,6 +39,27 @@ TAKES_EFFECT = frozenset(
     ]
 )
 """Top-level keys of DeepSpeed's JSON (https://www.deepspeed.ai/docs/config-json/) that mean something to this trainer."""
+_SECTIONS = {
+    "zero_optimization": frozenset[str](),
+    "bf16": frozenset[str](),
+    "optimizer": frozenset({"type", "params"}),
+    "data_types": frozenset({"grad_accum_dtype", "param_dtype", "buffer_dtype", "keep_in_fp32_modules"}),
+    "aio": frozenset(
+        {"block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds"}
+    ),
+    "flops_profiler": frozenset(
+        {
+            "enabled",
+            "recompute_fwd_factor",
+            "profile_step",
+            "module_depth",
+            "top_modules",
+            "detailed",
+            "output_file",
+        }
+    ),
+}
+"""Keys that are sections, with theirs; empty: DeepSpeed itself refuses what it does not know there."""
 _BATCH = "the trainer cuts each step into micro-batches of trainer.micro_batch_tokens tokens"
 _METRICS = "metrics go to metrics.jsonl and TensorBoard, and with trainer.wandb to Weights & Biases"
 DECIDED_HERE = {
@@ -80,13 +99,7 @@ def deepspeed_problems(config: TrainerConfig) -> Iterator[str]:
         yield str(error)
         return
     where = _where(config)
-    for key in given:
-        if key in DECIDED_HERE:
-            yield f"{where}: {key!r} has no effect here: {DECIDED_HERE[key]}. Remove it or set it to 'auto'"
-        elif key not in TAKES_EFFECT:
-            near = get_close_matches(key, TAKES_EFFECT, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(TAKES_EFFECT))}"
-            yield f"{where}: {key!r} would be ignored; {hint}"
+    yield from _ignored(given, where)
     yield from _contradictions(given, config, where)
     if config.offload == "optimizer" and config.zero_stage < 1:
         yield "trainer.offload=optimizer needs trainer.zero_stage=1, 2 or 3, for ZeRO is what offloads"
@@ -111,8 +124,26 @@ def _contradictions(given: dict[str, Any], config: TrainerConfig, where: str) ->
             )
         if device == "none" and config.offload in allowed:
             yield f"{where}: zero_optimization.{section}.device='none' contradicts trainer.offload={config.offload}"
-    for key in sorted(given.get("optimizer", {}).keys() - {"type", "params"}):
-        yield f"{where}: optimizer.{key!r} would be ignored; known: type, params"
+    if isinstance(optimizer := given.get("optimizer"), dict) and not optimizer.get("type"):
+        yield f"{where}: optimizer has no type; leave it out for torch's AdamW, or give one that DeepSpeed knows, such as AdamW"
+
+
+def _ignored(given: dict[str, Any], where: str) -> Iterator[str]:
+    for key, value in given.items():
+        if key in DECIDED_HERE:
+            yield f"{where}: {key!r} has no effect here: {DECIDED_HERE[key]}. Remove it or set it to 'auto'"
+        elif key not in TAKES_EFFECT:
+            yield f"{where}: {key!r} would be ignored; {_hint(key, TAKES_EFFECT)}"
+        elif key in _SECTIONS and not isinstance(value, dict):
+            yield f"{where}: {key!r} must be an object with keys of its own, got {value!r}"
+        elif known := _SECTIONS.get(key):
+            for name in value.keys() - known:
+                yield f"{where}: '{key}.{name}' would be ignored; {_hint(name, known)}"
+
+
+def _hint(key: str, known: frozenset[str]) -> str:
+    near = get_close_matches(key, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
 
 
 def _said_twice(config: TrainerConfig) -> list[tuple[tuple[str, ...], str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ def deepspeed_config(config: TrainerConfig, dtype: torch.dtype) -> dict[str, Any
         "bf16": {"enabled": dtype == torch.bfloat16},
         "steps_per_print": 1_000_000_000,
     }
-    both = merged(made, user_deepspeed(config))
+    given = user_deepspeed(config)
+    both = merged(made, given)
     if both["bf16"]["enabled"] != (dtype == torch.bfloat16):
         raise ConfigError(
             f"bf16.enabled={both['bf16']['enabled']} in the DeepSpeed JSON, but trainer.dtype={config.dtype} is {dtype} on this machine"
@@ -52,7 +54,23 @@ def deepspeed_config(config: TrainerConfig, dtype: torch.dtype) -> dict[str, Any
         if str(section.get("type", "")).lower() not in _WITH_BETAS:
             del ours["betas"]
         both["optimizer"] = section | {"params": ours | section.get("params", {})}
+    if given:
+        _check_sections(both)
     return both
+
+
+def _check_sections(settings: dict[str, Any]) -> None:
+    """Have DeepSpeed read them once, so that what it refuses is told before a model is loaded, and in words."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from pydantic import ValidationError
+
+    try:
+        DeepSpeedConfig(deepcopy(settings))
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ConfigError(f"DeepSpeed refuses trainer.deepspeed or trainer.deepspeed_file: {found}") from error
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"DeepSpeed refuses trainer.deepspeed or trainer.deepspeed_file: {error}") from error
 
 
 def zero_section(config: TrainerConfig) -> dict[str, Any]:

@@ -28,18 +28,18 @@ def checkpoint_problems(config: ProrlConfig, checkpoints: Path) -> Iterator[str]
     """LLM servers load ``model.path``, the trainer goes on from the newest checkpoint: they must mean the same by an id."""
     if not config.trainer.enabled:
         return
-    trained, saved = _trained(config), _newest(checkpoints)
-    if saved is None or not (trained / "tokenizer.json").is_file():
+    trained = _trained(config)
+    for saved in _newest_first(checkpoints):
+        try:
+            difference = _difference(saved, trained)
+        except ValueError:
+            continue  # a damaged checkpoint, of which the trainer tells, or no model: what looks at models tells
+        if difference:
+            yield (
+                f"model.path={trained}, which the LLM servers load, has another vocabulary than {saved}, which the trainer "
+                f"goes on from: {difference}. Give the model that the run began with, or begin a new run with it"
+            )
         return
-    try:
-        difference = _difference(saved, trained)
-    except ValueError as error:
-        difference = str(error)
-    if difference:
-        yield (
-            f"model.path={trained}, which the LLM servers load, has another vocabulary than {saved}, which the trainer goes "
-            f"on from: {difference}. Give the model that the run began with, or begin a new run with it"
-        )
 
 
 def _trained(config: ProrlConfig) -> Path:
@@ -47,9 +47,9 @@ def _trained(config: ProrlConfig) -> Path:
     return Path(model.path).expanduser().absolute() if model.path else prepared_model(model.prepare)
 
 
-def _newest(checkpoints: Path) -> Path | None:
+def _newest_first(checkpoints: Path) -> list[Path]:
     found = {int(number): path for path in checkpoints.glob("step-*") if (number := path.name[5:]).isdigit()}
-    return found[max(found)] if found else None
+    return [found[number] for number in sorted(found, reverse=True)]
 
 
 def _check_reference(directory: Path, trained: Path) -> None:
@@ -71,11 +71,11 @@ def _check_reference(directory: Path, trained: Path) -> None:
             f"trainer.kl_model={directory} has another vocabulary than {trained}: {difference}. The KL divergence compares "
             "probabilities of the same ids: take a model with the same tokenizer, or leave trainer.kl_model empty"
         )
-    size, largest = vocab_size_of(config), max(vocabulary_of(trained).values(), default=0)
-    if size is not None and size <= largest:
+    size, known = vocab_size_of(config), vocab_size_of(check_network(trained))
+    if None not in (size, known) and size != known:
         raise ValueError(
-            f"trainer.kl_model={directory} knows ids 0 to {size - 1} (vocab_size in its config.json), the tokenizer of "
-            f"{trained} makes up to {largest}: take a model with the same vocabulary"
+            f"trainer.kl_model={directory} has vocab_size {size} in its config.json, {trained} has {known}: take a model with "
+            "the same vocabulary, or leave trainer.kl_model empty"
         )
 
 

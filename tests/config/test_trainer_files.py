@@ -35,7 +35,7 @@ def config_of(tmp_path: Path, **trainer: object) -> ProrlConfig:
 
 
 def test_a_reference_model_with_the_same_words(tmp_path: Path) -> None:
-    other = model(tmp_path / "other", WORDS, vocab_size=64)  # padded
+    other = model(tmp_path / "other", WORDS)
     assert list(trainer_problems(config_of(tmp_path, kl_coefficient=0.1, kl_model=str(other)))) == []
 
 
@@ -45,7 +45,7 @@ def test_a_reference_model_with_the_same_words(tmp_path: Path) -> None:
         ({"a": 0, "b": 2, "c": 1}, 4, "4 and 4 tokens, 'b' is one that differs"),
         ({"a": 0, "b": 1}, 4, "3 and 4 tokens, 'c' is one that differs"),
         ({**WORDS, "d": 4}, 5, "5 and 4 tokens, 'd' is one that differs"),
-        (WORDS, 3, "knows ids 0 to 2 (vocab_size in its config.json)"),
+        (WORDS, 64, "has vocab_size 64 in its config.json"),
     ],
 )
 def test_one_with_others_is_refused(tmp_path: Path, words: dict[str, int], size: int, told: str) -> None:
@@ -77,7 +77,8 @@ def test_a_run_goes_on_with_the_vocabulary_that_it_has(tmp_path: Path) -> None:
     checkpoints.mkdir()
     model(checkpoints / "step-2", {"other": 0})
     model(checkpoints / "step-10", WORDS)
-    model(checkpoints / "step-11.partial", {"other": 0})
+    model(checkpoints / "step-11.damaged", {"other": 0})
+    (model(checkpoints / "step-12", {"other": 0}) / "tokenizer.json").write_text("{")
     assert list(checkpoint_problems(config, checkpoints)) == []
     model(tmp_path / "trained", {"a": 1, "b": 0, "c": 2})
     (error,) = checkpoint_problems(config, checkpoints)

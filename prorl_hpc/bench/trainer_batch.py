@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from prorl_hpc.config.model_directory import vocab_size_of
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchState, GroupOutcome, GroupResult
+from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import RolloutResult, Status
 from prorl_hpc.messages.trajectory import Finish, Segment, Trajectory
 
 T = TypeVar("T")
 _FIRST_PLAIN_TOKEN = 64
 """Those before are special ones in the small models."""
+
+
+def vocabulary_of(model: Path) -> int:
+    """Ids that the model in this directory knows. RunError if it does not say."""
+    size = vocab_size_of(json.loads((model / "config.json").read_text()))
+    if size is None:
+        raise RunError(f"{model}/config.json has no vocab_size")
+    return size
 
 
 @dataclass(frozen=True)
@@ -28,8 +41,8 @@ class BatchSize:
 
 
 class FixedBatch(msgspec.Struct, frozen=True):
-    """``prompts`` by group; ``completions``, ``rewards`` and ``logprobs`` by group and sample. The logprobs are those of the
-    completions' tokens under the model that is trained."""
+    """``prompts`` by group; ``completions``, ``rewards`` and ``logprobs`` by group and sample. ``logprobs``: of the completions'
+    tokens."""
 
     prompts: list[list[int]]
     completions: list[list[list[int]]]
@@ -38,7 +51,7 @@ class FixedBatch(msgspec.Struct, frozen=True):
 
     @classmethod
     def draw(cls, size: BatchSize, vocab_size: int, seed: int = 0) -> FixedBatch:
-        """With logprobs of 0, which are nobody's: see ``with_logprobs``."""
+        """With the logprobs of a model that finds all tokens equally likely: see ``with_logprobs``."""
         dice = random.Random(seed)
 
         def tokens(bounds: tuple[int, int]) -> list[int]:
@@ -47,7 +60,9 @@ class FixedBatch(msgspec.Struct, frozen=True):
         prompts = [tokens(size.prompt_tokens) for _ in range(size.groups)]
         completions = [[tokens(size.completion_tokens) for _ in range(size.samples)] for _ in prompts]
         rewards = [[dice.random() for _ in range(size.samples)] for _ in prompts]
-        return cls(prompts, completions, rewards, [[[0.0] * len(c) for c in group] for group in completions])
+        uniform = -math.log(vocab_size)
+        logprobs = [[[uniform] * len(completion) for completion in group] for group in completions]
+        return cls(prompts, completions, rewards, logprobs)
 
     def with_logprobs(self, logprobs: list[list[list[float]]]) -> FixedBatch:
         return msgspec.structs.replace(self, logprobs=logprobs)

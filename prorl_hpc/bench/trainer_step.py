@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -19,9 +18,8 @@ from prorl_hpc.bench.parts import Say
 from prorl_hpc.bench.peer_environment import trl_environment
 from prorl_hpc.bench.processes import Processes
 from prorl_hpc.bench.testbed import scratch_directory
-from prorl_hpc.bench.trainer_batch import BatchSize, FixedBatch
+from prorl_hpc.bench.trainer_batch import BatchSize, FixedBatch, vocabulary_of
 from prorl_hpc.bench.trainer_steps import LEARNING_RATE, WARM_UP_SHARE, Asked, Taken
-from prorl_hpc.config.model_directory import vocab_size_of
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.trainer.__main__ import ENVIRONMENT
@@ -75,7 +73,7 @@ class StepBench:
     def __init__(self, plan: StepPlan, directory: Path, processes: Processes) -> None:
         self._plan, self._directory, self._processes = plan, directory, processes
         self._model = small_model(plan.model)
-        self.batch = FixedBatch.draw(plan.size, _vocabulary(self._model))
+        self.batch = FixedBatch.draw(plan.size, vocabulary_of(self._model))
         self._write_batch()
 
     def score(self) -> None:
@@ -118,13 +116,6 @@ class StepBench:
         if (code := self._processes.wait("steps", _LIMIT_S)) != 0:
             raise RunError(f"{command[-1]} ended with exit code {code}:\n{self._processes.tail('steps')}")
         return msgspec.json.decode(out.read_bytes(), type=answer)
-
-
-def _vocabulary(model: Path) -> int:
-    size = vocab_size_of(json.loads((model / "config.json").read_text()))
-    if size is None:
-        raise RunError(f"{model}/config.json has no vocab_size")
-    return size
 
 
 def threads() -> int:

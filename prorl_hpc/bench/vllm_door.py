@@ -72,6 +72,10 @@ class VllmDoor:
         answer = await self._call("POST", "/inference/v1/generate", msgspec.json.encode(body))
         return msgspec.json.decode(answer, type=_Answer).choices[0].token_ids
 
+    async def post(self, route: str, body: Any = None) -> bytes:
+        """``body`` as JSON, if it is not None."""
+        return await self._call("POST", route, b"" if body is None else msgspec.json.encode(body))
+
     async def close(self) -> None:
         await self._session.close()
 

@@ -165,7 +165,7 @@ def _transformers(tiny_model: Path, secret: Path) -> Engine:
     return TransformersEngine(tiny_model, EngineConfig(max_parallel_requests=16), CONTEXT, weight_secret=secret)
 
 
-def make_vllm(tiny_model: Path, runtime: Path, secret: Path) -> VllmEngine:
+def make_vllm(tiny_model: Path, runtime: Path, secret: Path, restarts: int = 1) -> VllmEngine:
     from prorl_hpc.inference.accelerators import gpus_of_server
     from prorl_hpc.inference.vllm_engine import VllmEngine
     from prorl_hpc.inference.vllm_process import VllmProcess
@@ -180,4 +180,4 @@ def make_vllm(tiny_model: Path, runtime: Path, secret: Path) -> VllmEngine:
         gpus_of_server(0, 1),
         weight_secret=secret,
     )
-    return VllmEngine(lambda: VllmProcess(settings, runtime / "vllm.log"), "test-vllm", CONTEXT, restarts=1)
+    return VllmEngine(lambda: VllmProcess(settings, runtime / "vllm.log"), "test-vllm", CONTEXT, restarts)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from engine_cases import new_secret
 from vllm_bench import FAKE, Bench
 from waiting import until
 
@@ -22,6 +23,8 @@ from prorl_hpc.inference.vllm_settings import VllmSettings
 from prorl_hpc.messages.errors import ConfigError, InferenceError
 from prorl_hpc.messages.inference import FinishReason, VersionSpan, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
+from prorl_hpc.transport.weight_server import WeightServer
+from prorl_hpc.transport.weight_stream import read_key
 
 
 async def ask(engine: VllmEngine, first: int = 1) -> object:
@@ -129,6 +132,22 @@ async def test_generation_resumes_even_if_the_weight_update_fails(bench: Bench) 
         calls = await response.json()
     assert calls[-4:] == ["/pause", "/start_weight_update", "/update_weights", "/resume"]
     await engine.stop()
+
+
+async def test_a_server_whose_stream_of_weights_broke_off_is_killed_and_gets_them_anew(bench: Bench) -> None:
+    """It may have loaded some of them, and must not go on with those."""
+    engine = bench.engine(("fail-update",), (), restarts=1)
+    await engine.start(lambda text: None)
+    stream = WeightServer("127.0.0.1", read_key(new_secret(bench.directory)))
+    update = WeightUpdate(1, [], source=stream.offer([]))
+    with pytest.raises(InferenceError, match="shape mismatch in layer 3"):
+        await engine.update_weights(update)
+    await until(lambda: not group_alive(bench.processes[0].pid))
+    await engine.update_weights(update)  # as it is told again
+    assert engine.weight_version == 1 and len(bench.processes) == 2
+    await ask(engine)
+    await engine.stop()
+    stream.close()
 
 
 async def test_the_server_and_its_children_die_with_a_parent_that_was_killed(socket_dir: Path) -> None:

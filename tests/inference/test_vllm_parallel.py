@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from engine_cases import CONTEXT, PROMPT, ModelReference
+from engine_cases import CONTEXT, PROMPT, ModelReference, new_secret
 from waiting import until
 
 from prorl_hpc.config.schema import EngineConfig
@@ -21,6 +21,8 @@ from prorl_hpc.inference.vllm_process import VllmProcess, group_alive
 from prorl_hpc.inference.vllm_settings import VllmSettings
 from prorl_hpc.messages.inference import VersionSpan, WeightUpdate
 from prorl_hpc.messages.rollout import SamplingParams
+from prorl_hpc.transport.weight_server import WeightServer
+from prorl_hpc.transport.weight_stream import read_key
 
 pytestmark = [
     pytest.mark.vllm,
@@ -34,7 +36,8 @@ SPREAD = EngineConfig(
 
 
 def settings(model: Path, directory: Path, name: str) -> VllmSettings:
-    return VllmSettings(SPREAD, model, CONTEXT, directory / f"{name}.sock", directory / name, [])
+    socket, secret = directory / f"{name}.sock", directory / "stream.secret"
+    return VllmSettings(SPREAD, model, CONTEXT, socket, directory / name, [], weight_secret=secret)
 
 
 @asynccontextmanager
@@ -66,15 +69,21 @@ async def two_nodes(model: Path, directory: Path) -> AsyncIterator[tuple[VllmEng
 
 
 async def check(engine: VllmEngine, model: Path, weights: Path) -> None:
-    """It answers as the model does, before and after new weights."""
+    """It answers as the model does, before and after new weights, from files and from a stream to each rank."""
     reference = ModelReference(model, weights)
-    for version in (0, 1):
-        if version:
+    secret = engine._process.settings.weight_secret
+    assert secret is not None
+    stream = WeightServer("127.0.0.1", read_key(new_secret(secret.parent)))
+    for version in (0, 1, 2):
+        if version == 1:
             await engine.update_weights(WeightUpdate(version, reference.files(version)))
+        if version == 2:
+            await engine.update_weights(WeightUpdate(version, [], source=stream.offer(reference.tensors(version))))
         answer = await engine.generate(f"r{version}", PROMPT, SamplingParams(max_tokens=6, seed=1), 50)
         expected = reference.scores(PROMPT + answer.token_ids, version)[len(PROMPT) - 1 :]
         assert answer.logprobs == pytest.approx(expected, abs=1e-4)
         assert answer.versions == [VersionSpan(version, 0, len(answer.token_ids))]
+    stream.close()
 
 
 async def test_tensor_parallel_on_one_node(tiny_model: Path, socket_dir: Path, tmp_path: Path) -> None:

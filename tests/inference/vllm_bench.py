@@ -40,7 +40,9 @@ class Bench:
 
         def make() -> VllmProcess:
             d = self.directory
-            settings = FakeSettings(config, d, max_context_tokens, d / "v.sock", d / "cache", [])
+            settings = FakeSettings(
+                config, d, max_context_tokens, d / "v.sock", d / "cache", [], weight_secret=d / "stream.secret"
+            )
             modes = self.modes.pop(0) if len(self.modes) > 1 else self.modes[0]
             object.__setattr__(settings, "modes", modes)
             self.processes.append(VllmProcess(settings, d / "vllm.log"))

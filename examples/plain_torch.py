@@ -24,6 +24,7 @@ from prorl_hpc.tasks.dataset import load_rows
 
 GROUPS, GROUP_SIZE, LEARNING_RATE, CLIP_LOW, CLIP_HIGH = 4, 8, 1e-3, 0.2, 0.28
 PROBE = list(range(10, 34))  # any ids that the model has: the servers must agree on their logprobs
+PROBE_TOLERANCE = 0.05  # nats, for float32 on both sides; bfloat16 moves single tokens by some tenths
 
 
 def logprobs_of(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
@@ -36,7 +37,7 @@ def publish(service: SyncRolloutClient, model: PreTrainedModel, version: int, di
     """Every server has these weights, and shows it by the probe, before a rollout is ordered from them."""
     model.save_pretrained(directory / f"version-{version}")  # safetensors with Hugging Face names
     paths = [str(path) for path in sorted((directory / f"version-{version}").glob("*.safetensors"))]
-    probe = WeightProbe(PROBE, logprobs_of(model, PROBE).tolist(), tolerance=0.05)
+    probe = WeightProbe(PROBE, logprobs_of(model, PROBE).tolist(), PROBE_TOLERANCE)
     answers = service.update_weights(WeightUpdate(version, paths, probe))
     if wrong := [
         answer for answer in answers if answer.error and not answer.lost

@@ -25,6 +25,7 @@ from prorl_hpc.tasks.dataset import load_rows
 
 GROUPS, GROUP_SIZE, LEARNING_RATE = 4, 8, 1e-3
 PROBE = list(range(10, 34))  # any ids that the model has: the servers must agree on their logprobs
+PROBE_TOLERANCE = 0.05  # nats, for float32 on both sides; bfloat16 moves single tokens by some tenths
 
 
 class ServiceRollouts:
@@ -73,7 +74,7 @@ class ServiceRollouts:
             tokens = torch.tensor([PROBE], device=model.device)
             with torch.no_grad():
                 logprobs = model(tokens).logits[0, :-1].float().log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
-            probe = WeightProbe(PROBE, logprobs.tolist(), tolerance=0.05)
+            probe = WeightProbe(PROBE, logprobs.tolist(), PROBE_TOLERANCE)
             answers = self.service.update_weights(WeightUpdate(self.version, paths, probe))
             if wrong := [answer for answer in answers if answer.error and not answer.lost]:
                 raise SystemExit(f"weights {self.version} did not reach every server: {wrong}")

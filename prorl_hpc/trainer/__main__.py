@@ -1,10 +1,12 @@
-"""``python -m prorl_hpc.trainer --run-dir DIR --name NAME --rank R --world W``: one trainer rank."""
+"""``python -m prorl_hpc.trainer --run-dir DIR --name NAME --rank R --world W``: one trainer rank. Under srun the last three are
+those of the task where they are not given."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import sys
 from pathlib import Path
 
 from prorl_hpc.config.model_directory import check_model_dir
@@ -13,6 +15,7 @@ from prorl_hpc.messages.errors import ConfigError, ProrlError
 from prorl_hpc.messages.status import Phase
 from prorl_hpc.observe.process import Process, exit_at_once, process_arguments
 from prorl_hpc.slurm.plan import make_plan
+from prorl_hpc.trainer.ranks import on_one_node, with_slurm_rank
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 from prorl_hpc.transport.addresses import node_address
 
@@ -33,6 +36,7 @@ ENVIRONMENT = {
 def main() -> int:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    sys.argv[1:] = with_slurm_rank(sys.argv[1:], os.environ)
     arguments = process_arguments("trainer")
     process = Process.start("trainer", arguments.run_dir, arguments.name)
     stop = StopSignal()
@@ -136,7 +140,7 @@ def _follow(process: Process, stop: StopSignal, rank: int, world: int) -> None:
 
 
 def _host(process: Process) -> str:
-    single = make_plan(process.config).single_node
+    single = on_one_node(make_plan(process.config).single_node, os.environ)
     return "127.0.0.1" if single else node_address(process.config.cluster.interface)
 
 

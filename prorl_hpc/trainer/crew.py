@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +29,7 @@ from prorl_hpc.trainer.checkpoint_files import CheckpointNotWritten
 from prorl_hpc.trainer.direct_copy import copies
 from prorl_hpc.trainer.engine import Engine, StepOutcome, prepare_deepspeed
 from prorl_hpc.trainer.process_group import join
+from prorl_hpc.trainer.ranks import local_rank
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 from prorl_hpc.trainer.weights import write_safetensors
 
@@ -48,7 +50,7 @@ class Rank:
             run.state,
             rank=rank,
             world=world,
-            local_rank=rank % settings.ranks_per_node,
+            local_rank=local_rank(rank, settings.ranks_per_node, os.environ),
             host=host,
             timeout_s=config.run.start_timeout_s,
         )

@@ -16,7 +16,7 @@ from prorl_hpc.trainer import policy as policy_module
 from prorl_hpc.trainer.policy import Policy
 from prorl_hpc.trainer.token_logprobs import token_logprobs
 
-HIDDEN = 16
+HIDDEN = 8
 
 
 class Embedded(nn.Module):
@@ -124,12 +124,12 @@ def peak_bytes(forward, count: int, vocabulary: int, entropy_gradient: bool = Fa
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 def test_memory_does_not_grow_with_tokens_times_vocabulary(monkeypatch, entropy_gradient):
-    vocabulary, chunk = 50_000, 32
+    vocabulary, chunk = 50_000, 16
     monkeypatch.setattr(policy_module, "CHUNK_TOKENS", chunk)
-    monkeypatch.setattr("prorl_hpc.trainer.token_logprobs.SLICE_NUMBERS", 4 * vocabulary)
+    monkeypatch.setattr("prorl_hpc.trainer.token_logprobs.SLICE_NUMBERS", 2 * vocabulary)
     weights, logits = 2 * HIDDEN * vocabulary * 4, 4 * vocabulary  # gradients of both layers; logits of one token
-    few, many = (peak_bytes(own_forward, n, vocabulary, entropy_gradient) for n in (129, 513))
-    assert many - few < 8 * logits, "384 more tokens, and not the logits of eight"
+    few, many = (peak_bytes(own_forward, n, vocabulary, entropy_gradient) for n in (65, 193))
+    assert many - few < 8 * logits, "128 more tokens, and not the logits of eight"
     # One chunk's logits, and a few rows beside them.
-    assert many < 2 * weights + (chunk + 12) * logits
-    assert peak_bytes(plain_forward, 513, vocabulary) > 2 * 512 * logits > 5 * many
+    assert many < 2 * weights + (chunk + 6) * logits
+    assert peak_bytes(plain_forward, 193, vocabulary) > 2 * 192 * logits > 5 * many

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from plain_step import LEARNING_RATE, config_of
 from trainer_samples import training_samples
 
@@ -50,6 +51,9 @@ def main() -> None:
         results[step]["weights"] = [name for name, _ in engine.weights()]
     if rank == "0":
         torch.save(results, output)
+    # A rank that leaves while the other still reads from it would reset the connection.
+    dist.barrier(group=commands)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

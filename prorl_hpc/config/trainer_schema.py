@@ -21,8 +21,9 @@ class TrainerConfig:
     """Groups in flight at once; 0: groups_per_step."""
     dynamic_sampling: bool = True
     when_full: str = "cancel"
-    """What becomes of groups in flight when a step has its groups: cancel, or carry: they go on into the next step,
-    which needs ``max_parallel_groups`` greater than ``groups_per_step``."""
+    """What becomes of groups in flight when a step has its groups: cancel, or carry: they go on into the next step, which needs
+    ``max_parallel_groups`` greater than ``groups_per_step``, and takes one of the versions of ``staleness``: of k, k − 1 batches
+    are made ahead."""
     temperature: float = 1.0
     top_p: float = 1.0
     learning_rate: float = 3.0e-5
@@ -98,7 +99,7 @@ class TrainerConfig:
     """Merged over both."""
     staleness: int = 0
     """0: synchronous. k: rollouts are made up to k batches ahead of training, and none older than k weight versions is
-    trained on."""
+    trained on: a group with an older token is left out and counted (groups_stale)."""
     pause_admission: bool = False
     """Start no rollout while new weights are being loaded."""
     publish: str = "disk"
@@ -120,3 +121,4 @@ class TrainerConfig:
     wandb: str = "off"
     """Weights & Biases: off, offline (written to the run directory; `wandb sync` sends it), online."""
     wandb_project: str = "prorl"
+    """The project there that the run belongs to."""

@@ -40,7 +40,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 def measure(quick: bool, say: Say) -> list[Figure]:
     """RunError without the model or without torch."""
-    rows, length, turns = (8, 128, 1) if quick else (8, 256, 3)
+    rows, length, turns = 8, 256, 1 if quick else 3
     return figures(*compare(small_model("smollm2-135m"), rows, length, turns, say), f"{rows} rows of {length} tokens")
 
 

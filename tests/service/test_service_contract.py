@@ -15,7 +15,7 @@ from service_run import service_run
 
 from prorl_hpc.messages.batch import BatchSpec, BatchState, GroupOutcome
 from prorl_hpc.messages.errors import ServiceError
-from prorl_hpc.messages.inference import OutsideServer, WeightUpdate
+from prorl_hpc.messages.inference import OutsideServer, WeightSource, WeightUpdate
 from prorl_hpc.messages.rollout import NumberedResult, RolloutSpec, Status
 from prorl_hpc.service.client import RolloutClient
 
@@ -207,6 +207,11 @@ async def test_weights(place: Place) -> None:
     assert [(a.server_id, a.version, a.error) for a in answers] == [("s0", 2, "")]
     assert (await refusal(place.client.update_weights(WeightUpdate(1, ["/w"])))) == (409, "stale_version")
     assert [(p.policy, p.newest_version) for p in await place.client.policies()] == [("policy", 2)]
+    streamed = WeightSource("10.0.0.1", 40_000, "word")
+    for wrong in (WeightUpdate(3, []), WeightUpdate(3, ["/w"], source=streamed)):
+        assert (await refusal(place.client.update_weights(wrong)))[0] == 400
+    answers = await place.client.update_weights(WeightUpdate(3, [], source=streamed))
+    assert [(a.server_id, a.version, a.error) for a in answers] == [("s0", 3, "")]
 
 
 async def test_policies_that_the_run_does_not_have_are_refused(place: Place) -> None:

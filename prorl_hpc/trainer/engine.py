@@ -29,7 +29,7 @@ from prorl_hpc.trainer.layer_hooks import call_at_layers
 from prorl_hpc.trainer.layout import MicroBatch, collate, make_rows, micro_batches, share_out
 from prorl_hpc.trainer.loss_sums import LossSums
 from prorl_hpc.trainer.losses import LossSettings, TokenTerms, training_loss
-from prorl_hpc.trainer.policy import Policy, load_policy
+from prorl_hpc.trainer.policy import Policy, chunks_of, load_policy
 from prorl_hpc.trainer.prepass import AdvantageSpread, Part, add_advantages, batch_spread
 from prorl_hpc.trainer.reference import Reference
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
@@ -136,7 +136,11 @@ class Engine:
         """This rank's micro-batches, as many as every other rank has."""
         budget = self.config.micro_batch_tokens
         rows = make_rows(batch.samples, budget, share_prompts=self.policy.shares_prompts)
-        return [Part(rows) for rows in share_out(micro_batches(rows, budget), self.world)[self.rank]]
+        cut = micro_batches(rows, budget)
+        # Under ZeRO-3 each call of the output layer gathers it from all ranks, so all have to call it equally often.
+        most = max(sum(len(row.targets) for row in micro) for micro in cut)
+        chunks = chunks_of(most) if self.stage == 3 else 0
+        return [Part(rows, chunks) for rows in share_out(cut, self.world)[self.rank]]
 
     def _before_updates(self, batch: TrainingBatch, shares: Sequence[Sequence[Part]]) -> AdvantageSpread:
         """Whatever of the parts must come from the weights that the step begins with."""
@@ -149,10 +153,10 @@ class Engine:
             self._stop_together()
             micro = collate(part.rows, self.device)
             if self._reference:
-                part.reference_logprobs = self._reference.logprobs(micro)
+                part.reference_logprobs = self._reference.logprobs(micro, part.chunks)
             if old or values:
                 with torch.no_grad():
-                    logprobs, _, part.old_values = self._deepspeed(*micro.inputs, config.temperature)
+                    logprobs, _, part.old_values = self._deepspeed(*micro.inputs, config.temperature, part.chunks)
                 part.old_logprobs = logprobs if old else None
         if not values:
             return batch_spread(batch)
@@ -176,7 +180,7 @@ class Engine:
         return float(self._deepspeed.get_global_grad_norm()) if norm is None else norm
 
     def _terms(self, part: Part, micro: MicroBatch) -> TokenTerms:
-        logprobs, entropy, values = self._deepspeed(*micro.inputs, self.config.temperature)
+        logprobs, entropy, values = self._deepspeed(*micro.inputs, self.config.temperature, part.chunks)
         old, engine = micro.engine_logprobs, None
         if self.config.proximal == "trainer":
             old = logprobs.detach() if part.old_logprobs is None else part.old_logprobs

@@ -16,6 +16,11 @@ CHUNK_TOKENS = 512
 """Places whose logits (× vocabulary, float32) are held at one time."""
 
 
+def chunks_of(tokens: int) -> int:
+    """Into how many parts ``tokens`` places are cut."""
+    return max(1, -(-tokens // CHUNK_TOKENS))
+
+
 class Policy(nn.Module):  # type: ignore[misc]  # torch is not analysed
     """A Hugging Face causal LM whose forward gives token logprobs and entropies, and with a value head the values.
     ``entropy_gradient``: whether the entropies have a gradient; it costs one more copy of a chunk's logits."""
@@ -36,24 +41,25 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch is not analysed
         sources: Tensor,
         targets: Tensor,
         temperature: float = 1.0,
+        chunks: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """``token_ids``, ``positions``: [B, T]; ``visible``: bool [B, T, T] or None for causal; ``sources``: places [N] in
         the flattened [B·T] whose next token is ``targets`` [N]. Returns (logprobs with gradient, entropies, values with gradient),
-        float32 [N], the first two of the distribution at ``temperature``, the third V(s) before each target or None. Right padding
+        float32 [N], the first two of the distribution at ``temperature``, the third V(s) before each target or None. ``chunks``:
+        how many times the output layer is called, 0: as often as N asks for; under ZeRO-3 every call is collective. Right padding
         needs no mask: nothing before it sees it."""
         hidden: Tensor = self.lm.base_model(
             input_ids=token_ids, position_ids=positions, attention_mask=self._bias(visible), use_cache=False
         ).last_hidden_state
         picked = hidden.reshape(-1, hidden.shape[-1])[sources]
-        chunks = range(0, len(targets), CHUNK_TOKENS)
+        count = chunks or chunks_of(len(targets))
         parts = []
-        for start in chunks:
-            inputs = (picked[start : start + CHUNK_TOKENS], targets[start : start + CHUNK_TOKENS], temperature)
-            if len(chunks) > 1 and torch.is_grad_enabled():
+        for places, wanted in zip(picked.tensor_split(count), targets.tensor_split(count), strict=True):
+            if count > 1 and torch.is_grad_enabled():
                 # The backward pass computes the chunk's logits again rather than keep them.
-                parts.append(checkpoint(self._head, *inputs, use_reentrant=False))
+                parts.append(checkpoint(self._head, places, wanted, temperature, use_reentrant=False))
             else:
-                parts.append(self._head(*inputs))
+                parts.append(self._head(places, wanted, temperature))
         values = None if self.value_head is None else self.value_head(picked)[:, 0].float()
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]), values
 

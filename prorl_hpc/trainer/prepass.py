@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from prorl_hpc.config.schema import TrainerConfig
+from prorl_hpc.messages.errors import RunError
 from prorl_hpc.trainer.advantages import Moments, gae, whiten
 from prorl_hpc.trainer.batches import TrainingBatch
 from prorl_hpc.trainer.layout import Row, collate
@@ -24,6 +25,8 @@ class Part:
     where the settings do not ask for it."""
 
     rows: list[Row]
+    chunks: int = 0
+    """Of the output layer's calls, see ``Policy.forward``."""
     old_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
     old_values: Tensor | None = None
@@ -86,10 +89,13 @@ def add_advantages(
     keeps = []
     for part in parts:
         micro = collate(part.rows, device)
-        assert part.old_values is not None, "values come first"
-        part.advantages, part.returns = gae(
-            micro.rewards, part.old_values, micro.sequences, config.gae_gamma, config.gae_lambda
-        )
+        values = _given(part.old_values)
+        if not torch.isfinite(values).all():
+            raise RunError(
+                "the value head gave values that are not finite: training has diverged. Resume from an earlier checkpoint with a "
+                "smaller trainer.value_learning_rate or trainer.learning_rate"
+            )
+        part.advantages, part.returns = gae(micro.rewards, values, micro.sequences, config.gae_gamma, config.gae_lambda)
         keeps.append(micro.weights > 0)
 
     def over_ranks() -> AdvantageSpread:

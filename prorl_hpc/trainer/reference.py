@@ -33,10 +33,10 @@ class Reference:
         self.shares_prompts = model.shares_prompts
         self._model: nn.Module = _in_parts(model, config) if config.zero_stage == 3 else model
 
-    def logprobs(self, micro: MicroBatch) -> Tensor:
+    def logprobs(self, micro: MicroBatch, chunks: int) -> Tensor:
         """log π_ref of the trained tokens, float32 [N], at the temperature of training."""
         with torch.no_grad():
-            logprobs: Tensor = self._model(*micro.inputs, self._temperature)[0]
+            logprobs: Tensor = self._model(*micro.inputs, self._temperature, chunks)[0]
         return logprobs
 
 

@@ -19,6 +19,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.status import ProcessState, RunStatus, TrainerStatus
 from prorl_hpc.observe.rollout_store import read_rollouts
+from prorl_hpc.trainer.manifest import damage
 
 pytest.importorskip("deepspeed", reason="the trainer needs the extra [train]")
 pytestmark = [pytest.mark.slow, pytest.mark.train, pytest.mark.timeout(600)]
@@ -102,21 +103,44 @@ def assert_checkpoint_loads(run: RunDirectory, steps: int) -> None:
     assert model.generate(**ids, max_new_tokens=4, do_sample=False).shape[1] > ids["input_ids"].shape[1]
 
 
-def test_a_run_on_this_machine_trains_and_leaves_its_artefacts(tmp_path: Path) -> None:
-    code, output = finish(launch(tmp_path, "trainer.steps=3"))
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Of three steps."""
+    root = tmp_path_factory.mktemp("whole")
+    code, output = finish(launch(root, "trainer.steps=3"))
     assert code == 0, output[-4000:]
-    run = only_run(tmp_path)
-    assert_artefacts(run, 3)
-    assert_checkpoint_loads(run, 3)
-    assert leftovers(run) == []
+    return only_run(root)
 
 
-def test_token_ids_and_logprobs_reach_the_loss_unchanged(tmp_path: Path) -> None:
+def test_a_run_on_this_machine_trains_and_leaves_its_artefacts(whole_run: RunDirectory) -> None:
+    assert_artefacts(whole_run, 3)
+    assert_checkpoint_loads(whole_run, 3)
+    assert damage(whole_run.checkpoints / "step-3") == []
+    assert leftovers(whole_run) == []
+
+
+def test_token_ids_and_logprobs_reach_the_loss_unchanged(whole_run: RunDirectory) -> None:
     """The trainer's own logprobs of the engine's ids agree with the engine's: nothing was tokenized again."""
+    for step in metrics(whole_run, "step"):
+        assert step["logprob_gap_max"] < 0.01, step
+
+
+def sampled(run: RunDirectory, batches: set[str]) -> dict[str, tuple[list[int], float]]:
+    """Tokens and reward of each rollout."""
+    rows = read_rollouts(run, ["rollout_id", "batch_id", "token_ids", "reward"]).to_pylist()
+    return {row["rollout_id"]: (row["token_ids"], row["reward"]) for row in rows if row["batch_id"] in batches}
+
+
+def test_a_seed_reproduces_the_reward_curve(tmp_path: Path, whole_run: RunDirectory) -> None:
+    """Token by token. The engine's logprobs differ in their last bits, by who shared a batch with whom."""
     code, output = finish(launch(tmp_path, "trainer.steps=2"))
     assert code == 0, output[-4000:]
-    for step in metrics(only_run(tmp_path), "step"):
-        assert step["logprob_gap_max"] < 0.01, step
+    again, batches = only_run(tmp_path), {"eval-0", "step-1", "step-2"}
+    ours, theirs = sampled(again, batches), sampled(whole_run, batches)
+    assert len(ours) >= 48 + 2 * 4 * 8
+    assert {name for name in ours | theirs if ours.get(name) != theirs.get(name)} == set()
+    rewards = [[step["reward"] for step in metrics(run, "step")[:2]] for run in (again, whole_run)]
+    assert rewards[0] == rewards[1]
 
 
 def wait_for_step(run_root: Path, process: subprocess.Popen[str], step: int, timeout_s: float = 200) -> RunDirectory:

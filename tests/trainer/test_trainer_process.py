@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -82,14 +83,15 @@ def test_a_whole_run(tmp_path, tiny_model, world, stage, publish):
     assert not list(run.weights.iterdir())
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_sigterm_while_rollouts_run_and_resume(tmp_path, tiny_model, world):
+@pytest.mark.parametrize(("world", "number"), [(1, signal.SIGUSR2), (2, signal.SIGTERM)])
+def test_a_signal_while_rollouts_run_and_resume(tmp_path, tiny_model, world, number):
     run = new_run(tmp_path, tiny_model, ranks_per_node=world)
     ranks = [start(run, "hang-2", rank, world) for rank in range(world)]
     wait_for_mark(run, "hang-2", ranks)
     for rank in ranks:
-        rank.send_signal(signal.SIGTERM)
+        rank.send_signal(number)
     ended(run, ranks)
+    assert re.search(r"stopped as asked, \d+\.\d s after the signal", logs(run))
     newest = checkpoint.latest(run.checkpoints)
     assert newest is not None and newest.state.position.step == 1
     assert not run.finished_marker.exists()

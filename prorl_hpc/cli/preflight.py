@@ -145,7 +145,7 @@ def _packages(config: ProrlConfig) -> Iterator[str]:
         yield from _missing("the trainer", _TRAINER_PACKAGES, "train")
         if config.trainer.wandb in ("offline", "online") and importlib.util.find_spec("wandb") is None:
             yield (
-                f"trainer.wandb={config.trainer.wandb} needs the package wandb, which is not installed here: pip install wandb, "
+                f"trainer.wandb={config.trainer.wandb} needs the package wandb, which is not installed here: pip install 'prorl_hpc[wandb]', "
                 "or set trainer.wandb=off (metrics.jsonl and TensorBoard are written always)"
             )
 

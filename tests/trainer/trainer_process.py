@@ -3,6 +3,7 @@
     python trainer_process.py MODE --run-dir … --name trainer-0 --rank 0 --world 1
 
 MODE ``whole``: to the end. ``hang-N``: the rollouts of step N never end (``hang-N`` is written to the run's state).
+``ids``, ``memory``: step 1 has a token id that no model knows, or no memory for its loss. Batches that were asked for are listed in the run's state, ``asked``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+
+import msgspec
 
 import prorl_hpc.service.client
 import prorl_hpc.tasks.dataset
@@ -33,9 +36,12 @@ class Client:
                 if self.mode == f"hang-{batch_id.removeprefix('step-')}":
                     (process.run.state / self.mode).touch()
                     await asyncio.Event().wait()
+                with (process.run.state / "asked").open("a") as asked:
+                    asked.write(f"{batch_id}\n")
                 result = await super().wait_batch(batch_id)
                 if batch_id == "step-1":
                     (process.run.state / "training").touch()
+                    return spoiled(result, self.mode)
                 return result
 
         service = Service(
@@ -45,6 +51,26 @@ class Client:
         )
         service.mode = cls.mode
         return service
+
+
+def spoiled(result, mode):
+    """The batch with the fault ``mode``."""
+    if mode == "memory":
+        prorl_hpc.trainer.engine.training_loss = no_memory
+    if mode != "ids":
+        return result
+    group, *others = result.groups
+    first, *rest = group.rollouts
+    prompt, written = first.trajectory.segments
+    written = msgspec.structs.replace(written, token_ids=[*written.token_ids[:-1], 10**6])
+    first = msgspec.structs.replace(
+        first, trajectory=msgspec.structs.replace(first.trajectory, segments=[prompt, written])
+    )
+    return msgspec.structs.replace(result, groups=[msgspec.structs.replace(group, rollouts=[first, *rest]), *others])
+
+
+def no_memory(*inputs):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9000000000000 bytes.")
 
 
 def rows(task, split):

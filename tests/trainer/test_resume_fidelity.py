@@ -20,7 +20,7 @@ from prorl_hpc.trainer.stopping import Stopped
 
 pytestmark = pytest.mark.train
 
-TIMES = {"time", "seconds", "idle_fraction"}
+TIMES = {"time", "seconds", "generation_s", "idle_fraction"}
 ALGORITHMS = {
     "dapo": {},
     "ppo": {"advantage": "gae", "proximal": "trainer", "mini_batches": 2, "epochs": 2, "dynamic_sampling": False},

@@ -32,6 +32,8 @@ _ROWS = 4
 """Of TRL's micro-batches. Ours may hold as many padded tokens."""
 _SAME_GRADIENT = 0.01
 """TRL adds 1e-4 to the standard deviation of a group's rewards, which ours does not."""
+_ENVIRONMENT = ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ""}
+"""Both sides compute on the CPU, wherever the bench runs."""
 _SCRIPT = Path(__file__).parent / "peers" / "trl_steps.py"
 
 
@@ -112,7 +114,7 @@ class StepBench:
         """RunError if the process fails."""
         asked_file, out = self._directory / "asked.json", self._directory / "out.json"
         write_json(asked_file, asked)
-        self._processes.start("steps", [*command, "--asked", str(asked_file), "--out", str(out)], ENVIRONMENT)
+        self._processes.start("steps", [*command, "--asked", str(asked_file), "--out", str(out)], _ENVIRONMENT)
         if (code := self._processes.wait("steps", _LIMIT_S)) != 0:
             raise RunError(f"{command[-1]} ended with exit code {code}:\n{self._processes.tail('steps')}")
         return msgspec.json.decode(out.read_bytes(), type=answer)

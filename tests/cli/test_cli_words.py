@@ -33,7 +33,10 @@ def prorl(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subproce
         ("engine=vlm", "did you mean engine=vllm? choices of engine: auto, scripted, transformers, vllm"),
         ("engin=vllm", "did you mean engine?"),
         ("trainer.steps=abc", "trainer.steps: Value 'abc'"),
-        ("trainer=[1]", "trainer=[1]: trainer is a group, chosen by name: dapo. Its settings are trainer.NAME=VALUE"),
+        (
+            "trainer=[1]",
+            "trainer=[1]: trainer is a group, chosen by name: async, cispo, dapo, dr_grpo, grpo, gspo, ppo, reinforce_pp, rloo. Its settings are trainer.NAME=VALUE",
+        ),
         ("+trainer.foo=1", "there is no setting trainer.foo"),
         ("agent.files.NOTES.md=x", "a name with a dot in it is written 'agent.files={NAME: value}'"),
         ("trainer.adam_betas=abc", "trainer.adam_betas=abc: must be a list, written [a, b]"),

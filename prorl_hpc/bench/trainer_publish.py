@@ -19,7 +19,8 @@ from prorl_hpc.trainer.publish import SHARED_MEMORY
 _MODEL = "smollm2-135m"
 _CONTEXT_TOKENS = 1024
 _LIMIT_S = 900.0
-_CONSTANT_S = 1.0
+CONSTANT_S = 0.5
+"""For what does not grow with the weights: messages, vLLM's pause, and the probe on both sides."""
 _MIB = 1 << 20
 _ENGINE_THREADS = 2
 """As in the default run."""
@@ -73,12 +74,12 @@ def disk_figures(found: Found) -> list[Figure]:
     return [
         Figure.at_most(
             "publish, disk: weight update less the constant",
-            max(0.0, total - _CONSTANT_S) / copy,
+            max(0.0, total - CONSTANT_S) / copy,
             2.0,
             "x",
             against,
             f"{size}: {total:.2f} s from the trainer's weights to a probe that agrees, the copy {copy:.2f} s; the constant is "
-            f"{_CONSTANT_S:g} s",
+            f"{CONSTANT_S:g} s",
         ),
         Figure.told("publish, disk: weight update", total, "s", "", _parts(found)),
         Figure.told("publish, disk: copy", copy, "s", against),

@@ -33,8 +33,8 @@ class RunSettings:
     """How often a coordinator, worker or inference agent that died is started again on its node before the run ends."""
     drain_s: float = 30.0
     """How long `stop` and a coming time limit let rollouts end that are under way, while no new one is started."""
-    stop_timeout_s: float = 8.0
-    """How long processes have to stop by themselves before they are killed."""
+    stop_timeout_s: float = 25.0
+    """How long processes have to stop by themselves before they are killed: the trainer saves a checkpoint meanwhile."""
     min_free_disk_gib: float = 4.0
     """Least free space for the run directory, checked before anything starts."""
     min_free_memory_gib: float = 0.0

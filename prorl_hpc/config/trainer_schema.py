@@ -116,8 +116,9 @@ class TrainerConfig:
     eval_prompts: int = 64
     eval_samples: int = 1
     eval_temperature: float = 1.0
-    probe_tolerance: float = 0.05
-    """Largest |engine − trainer| logprob difference on the probe after a weight update, nats."""
+    probe_tolerance: float = 0.0
+    """Largest |engine − trainer| logprob difference on the probe after a weight update, nats. 0: 0.05 where engine and trainer both
+    compute in float32, else 0.5."""
     wandb: str = "off"
     """Weights & Biases: off, offline (written to the run directory; `wandb sync` sends it), online."""
     wandb_project: str = "prorl"

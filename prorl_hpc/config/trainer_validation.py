@@ -25,7 +25,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 TRAINER_RULES: list[tuple[Check, str]] = [
     *((one_of(*words), f"trainer.{name}") for name, words in _CHOICES.items()),
     (POSITIVE, "trainer.learning_rate trainer.max_grad_norm trainer.temperature trainer.eval_temperature"),
-    (POSITIVE, "trainer.probe_tolerance trainer.clip_high trainer.value_coefficient trainer.value_learning_rate"),
+    (POSITIVE, "trainer.clip_high trainer.value_coefficient trainer.value_learning_rate"),
     (AT_LEAST_1, "trainer.steps trainer.groups_per_step trainer.group_size trainer.max_rows_per_step"),
     (AT_LEAST_1, "trainer.mini_batches trainer.epochs trainer.ranks_per_node trainer.threads"),
     (AT_LEAST_1, "trainer.micro_batch_tokens trainer.checkpoint_every trainer.keep_checkpoints"),
@@ -33,6 +33,7 @@ TRAINER_RULES: list[tuple[Check, str]] = [
     (NOT_NEGATIVE, "trainer.max_parallel_groups trainer.weight_decay trainer.warmup_steps trainer.eval_every"),
     (NOT_NEGATIVE, "trainer.soft_overlong_cache_tokens trainer.max_response_tokens trainer.aggregation_tokens"),
     (NOT_NEGATIVE, "trainer.kl_coefficient trainer.entropy_coefficient trainer.value_clip trainer.staleness"),
+    (NOT_NEGATIVE, "trainer.probe_tolerance"),
     (FRACTION, "trainer.top_p trainer.gae_gamma"),
     ((lambda v: 0 <= v <= 1, "0 to 1"), "trainer.gae_lambda"),
     ((lambda v: 0 < v <= 1, "greater than 0 and at most 1 (which is no lower clip)"), "trainer.clip_low"),

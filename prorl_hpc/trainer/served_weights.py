@@ -8,12 +8,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import torch
+
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.inference import WeightProbe
 from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.trainer.crew import Crew
+from prorl_hpc.trainer.deepspeed_settings import choose_dtype
 from prorl_hpc.trainer.publish import announce
 from prorl_hpc.trainer.publisher import Publisher
 from prorl_hpc.trainer.rollout_service import RolloutService
@@ -68,7 +71,7 @@ class ServedWeights:
     async def publish(self, version: int) -> float | None:
         """Offer the trainer's weights, have every server load them, check the probe; the largest gap."""
         settings = self._config.trainer
-        probe = WeightProbe(self._probe_ids, await self._crew.score(self._probe_ids), settings.probe_tolerance)
+        probe = WeightProbe(self._probe_ids, await self._crew.score(self._probe_ids), probe_tolerance(self._config))
         update = await self._publisher.offer(version, probe)
 
         async def deliver() -> float | None:
@@ -80,6 +83,16 @@ class ServedWeights:
         self.version = version
         log.info("weights %d are served, probe gap %s", version, "unknown" if gap is None else f"{gap:.2g}")
         return gap
+
+
+def probe_tolerance(config: ProrlConfig) -> float:
+    """``trainer.probe_tolerance``, or what rounding alone stays below. Measured on one sentence: 3e-5 nats between engine and trainer
+    in float32; 0.25 between two ways of computing in bfloat16 (SmolLM2-135M)."""
+    given = config.trainer.probe_tolerance
+    precise = choose_dtype(config.trainer.dtype) == torch.float32 and (
+        config.engine.dtype == "float32" or (config.engine.dtype == "auto" and not torch.cuda.is_available())
+    )
+    return given or (0.05 if precise else 0.5)
 
 
 @asynccontextmanager

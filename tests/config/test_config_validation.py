@@ -48,7 +48,7 @@ def test_the_configurations_that_come_with_it_are_valid(overrides: list[str]) ->
         ({"rollout__when_server_lost": "wait"}, "rollout.when_server_lost=wait: must be one of move, retry"),
         ({"rollout__workers_per_node": 0}, "rollout.workers_per_node=0: must be at least 1"),
         ({"rollout__drain_s": -1.0}, "rollout.drain_s=-1.0: must be 0 or more"),
-        ({"rollout__drain_s": 8.0}, "rollout.drain_s=8 must be less than run.stop_timeout_s=8"),
+        ({"rollout__drain_s": 25.0}, "rollout.drain_s=25 must be less than run.stop_timeout_s=25"),
         ({"run__restarts": -1}, "run.restarts=-1: must be 0 or more"),
         ({"trainer__when_full": "keep"}, "trainer.when_full=keep: must be one of cancel, carry"),
         (

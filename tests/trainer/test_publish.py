@@ -10,6 +10,7 @@ from prorl_hpc.config.schema import ProrlConfig, RunSettings
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.inference import WeightProbe, WeightUpdate, WeightUpdated
 from prorl_hpc.trainer.publish import WeightDirectory, announce, probe_tokens
+from prorl_hpc.trainer.served_weights import probe_tolerance
 
 PROBE = WeightProbe([1, 2, 3], [-1.0, -2.0], 0.05)
 
@@ -115,3 +116,15 @@ def test_without_room_in_memory_the_weights_go_to_the_run(run):
 def test_the_probe_is_short_and_fixed(tiny_model):
     assert probe_tokens(tiny_model) == probe_tokens(tiny_model)
     assert 2 <= len(probe_tokens(tiny_model)) <= 24
+
+
+def test_the_probe_leaves_room_for_the_rounding_of_what_engine_and_trainer_compute_in() -> None:
+    config = ProrlConfig()
+    for engine, trainer, given, tolerance in [
+        ("float32", "float32", 0.0, 0.05),
+        ("bfloat16", "float32", 0.0, 0.5),
+        ("float32", "bfloat16", 0.0, 0.5),
+        ("bfloat16", "bfloat16", 0.1, 0.1),
+    ]:
+        config.engine.dtype, config.trainer.dtype, config.trainer.probe_tolerance = engine, trainer, given
+        assert probe_tolerance(config) == tolerance

@@ -30,7 +30,7 @@ from prorl_hpc.trainer.layout import MicroBatch, collate, make_rows, micro_batch
 from prorl_hpc.trainer.loss_sums import LossSums
 from prorl_hpc.trainer.losses import LossSettings, TokenTerms, training_loss
 from prorl_hpc.trainer.policy import Policy, chunks_of, load_policy
-from prorl_hpc.trainer.prepass import AdvantageSpread, Part, add_advantages, batch_spread
+from prorl_hpc.trainer.prepass import AdvantageFigures, Part, add_advantages, batch_spread
 from prorl_hpc.trainer.reference import Reference
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
@@ -119,7 +119,7 @@ class Engine:
         longest = max(part.longest_row for share in shares for part in share)
         sums, norms = LossSums(), []
         with out_of_memory.explained(config, f"in a step whose longest row has {longest} tokens"):
-            spread = self._before_updates(batch, shares)
+            advantages = self._before_updates(batch, shares)
             try:
                 for _ in range(config.epochs):
                     for share in shares:
@@ -128,7 +128,7 @@ class Engine:
                 self._in_updates = False
         metrics = self._over_ranks(sums).means()
         metrics |= {"loss": metrics["loss"] / len(norms), "grad_norm": sum(norms) / len(norms)}
-        metrics |= spread.metrics() | {"optimizer_steps": float(len(norms))}
+        metrics |= advantages.metrics() | {"optimizer_steps": float(len(norms))}
         tokens = config.epochs * sum(self._gather(sum(len(row) for share in shares for p in share for row in p.rows)))
         return StepOutcome(metrics, sum(map(len, shares)), tokens)
 
@@ -142,7 +142,7 @@ class Engine:
         chunks = chunks_of(most) if self.stage == 3 else 0
         return [Part(rows, chunks) for rows in share_out(cut, self.world)[self.rank]]
 
-    def _before_updates(self, batch: TrainingBatch, shares: Sequence[Sequence[Part]]) -> AdvantageSpread:
+    def _before_updates(self, batch: TrainingBatch, shares: Sequence[Sequence[Part]]) -> AdvantageFigures:
         """Whatever of the parts must come from the weights that the step begins with."""
         config = self.config
         parts = [part for share in shares for part in share]
@@ -169,7 +169,9 @@ class Engine:
             self._stop_together()
             self._deepspeed.set_gradient_accumulation_boundary(index == len(share) - 1)
             loss, part_sums = training_loss(self._terms(part, collate(part.rows, self.device)), settings)
-            sums += part_sums
+            # What the updates of this step have changed is no difference between engine and trainer.
+            drifted = self._in_updates and self.config.proximal == "engine"
+            sums += part_sums.without_gap() if drifted else part_sums
             # DeepSpeed averages gradients over the ranks; the weights are already shares in the global batch.
             self._deepspeed.backward(loss * self.world)
         set_learning_rate(self._deepspeed.optimizer, learning_rate, self.config)

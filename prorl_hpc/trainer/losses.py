@@ -105,7 +105,11 @@ def training_loss(terms: TokenTerms, settings: LossSettings) -> tuple[Tensor, Lo
     policy, found = _policy_losses(part, settings)
     correction = correction_weights(part, settings)
     total = correction * policy
-    found |= {"correction": correction, "correction_masked": (correction == 0).float()}
+    found["ppo_kl"] = (part.old_logprobs - part.logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if settings.correction != "none":
+        found["correction"] = correction
+    if settings.correction in ("mask", "sequence_mask"):
+        found["correction_masked"] = (correction == 0).float()
     if settings.kl_coefficient:
         found["kl"] = reference_kl(part.logprobs, _given(part.reference_logprobs, "reference_logprobs"))
         total = total + settings.kl_coefficient * found["kl"]
@@ -116,7 +120,9 @@ def training_loss(terms: TokenTerms, settings: LossSettings) -> tuple[Tensor, Lo
     if part.values is not None:
         values, returns = part.values, _given(part.returns, "returns")
         old_values = _given(part.old_values, "old_values")
-        found["value_loss"], found["value_clipped"] = value_losses(values, old_values, returns, settings.value_clip)
+        found["value_loss"], clipped = value_losses(values, old_values, returns, settings.value_clip)
+        if settings.value_clip:
+            found["value_clipped"] = clipped
         total = total + settings.value_coefficient * found["value_loss"]
     loss = (weights * total).sum()
     engine = part.old_logprobs if part.engine_logprobs is None else part.engine_logprobs
@@ -220,8 +226,8 @@ def reference_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 
 def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """max((V_θ − R)², (clip(V_θ, V_old − ε, V_old + ε) − R)²), [N] (L^VF of PPO eq. 9, clipped as the authors' code has it), and 1.0
-    where the clipped term is the greater one. ``clip`` 0: (V_θ − R)²."""
+    """max((V_θ − R)², (clip(V_θ, V_old − ε, V_old + ε) − R)²), [N] (L^VF of PPO eq. 9; the paper does not clip it, OpenAI's
+    baselines do, in ppo2), and 1.0 where the clipped term is the greater one. ``clip`` 0: (V_θ − R)²."""
     plain = (values - returns) ** 2
     if not clip:
         return plain, torch.zeros_like(plain)

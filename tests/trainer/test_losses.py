@@ -110,19 +110,21 @@ def corrected(correction: str, cap: float = 2.0):
 @pytest.mark.parametrize(
     ("correction", "expected", "masked"),
     [
-        ("none", [1.0, 1.0, 1.0, 1.0], 0.0),
-        ("truncate", [1.5, 2.0, 1.5, 0.5], 0.0),
+        ("none", [1.0, 1.0, 1.0, 1.0], None),
+        ("truncate", [1.5, 2.0, 1.5, 0.5], None),
         ("mask", [1.5, 0.0, 1.5, 0.5], 0.25),
-        ("sequence_truncate", [2.0, 2.0, 0.75, 0.75], 0.0),
+        ("sequence_truncate", [2.0, 2.0, 0.75, 0.75], None),
         ("sequence_mask", [0.0, 0.0, 0.75, 0.75], 0.5),
     ],
 )
 def test_corrections_for_the_engine(correction, expected, masked):
     factors, means = corrected(correction)
     assert factors == pytest.approx(expected, rel=1e-5)
-    assert means["masked_fraction"] == masked
-    assert means["correction_mean"] == pytest.approx(sum(expected) / 4, rel=1e-5)
-    assert means["correction_max"] == pytest.approx(max(expected), rel=1e-5)
+    assert means.get("masked_fraction") == masked
+    assert ("correction_mean" in means) == ("correction_max" in means) == (correction != "none")
+    if correction != "none":
+        assert means["correction_mean"] == pytest.approx(sum(expected) / 4, rel=1e-5)
+        assert means["correction_max"] == pytest.approx(max(expected), rel=1e-5)
 
 
 def test_decoupled_ppo_has_three_policies():
@@ -180,6 +182,29 @@ def test_a_term_that_is_missing_is_named(settings, missing):
 def test_unknown_names_are_refused(settings):
     with pytest.raises(ValueError, match="choose"):
         loss_of(terms_of([1.0], [1.0], engine_logprobs=torch.zeros(1)), **settings)
+
+
+def test_what_was_not_measured_is_left_out_and_0_is_not():
+    _, _, sums = loss_of(terms_of([1.0, 1.0], [1.0, -1.0]))
+    ours = {"loss", "ratio", "ppo_kl", "clip_fraction", "clip_fraction_low", "clip_fraction_high"}
+    assert sums.means().keys() == ours | {"logprob_gap_mean", "logprob_gap_max"}
+    assert (sums.means()["clip_fraction"], sums.means()["ppo_kl"]) == (0.0, 0.0)
+    assert sums.without_gap().means().keys() == ours
+    assert loss_of(terms_of([1.0], [1.0]), dual_clip=3.0)[2].means()["dual_clip_fraction"] == 0.0
+
+
+def test_the_kl_to_the_old_policy_is_the_mean_of_the_log_ratios():
+    _, _, sums = loss_of(terms_of([math.e, math.exp(-0.5)], [1.0, 1.0]))
+    assert sums.means()["ppo_kl"] == pytest.approx((-1.0 + 0.5) / 2, rel=1e-5)
+
+
+def test_a_gap_counts_only_the_tokens_of_which_it_was_measured():
+    first = loss_of(terms_of([1.2, 1.2], [1.0, 1.0]))[2]
+    later = loss_of(terms_of([3.0] * 3, [1.0] * 3))[2].without_gap()
+    later += first
+    assert later.tokens == 5
+    assert later.means()["logprob_gap_mean"] == pytest.approx(math.log(1.2), rel=1e-5)
+    assert later.means()["logprob_gap_max"] == pytest.approx(math.log(1.2), rel=1e-5)
 
 
 def test_the_gap_is_always_measured_against_the_engine():

@@ -105,4 +105,4 @@ def test_two_ranks_have_the_metrics_of_one(make_engine, of_two_ranks):
     alone = make_engine(config=config).train(training_samples(settings=config), LEARNING_RATE).metrics
     together = of_two_ranks["ppo:1"]["metrics"]
     assert together == pytest.approx(alone, rel=1e-3, abs=1e-5)
-    assert alone["advantage_std"] == pytest.approx(1.0, abs=1e-3)
+    assert {"value_mean", "return_mean", "explained_variance"} <= alone.keys()

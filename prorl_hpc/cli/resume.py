@@ -19,6 +19,7 @@ from prorl_hpc.cli.launch import with_absolute_paths
 from prorl_hpc.cli.preflight import preflight
 from prorl_hpc.cli.run_choice import chosen_run, link_latest
 from prorl_hpc.cli.run_rows import last_step
+from prorl_hpc.config.checkpoint_fit import fit_problems
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.run_lock import RunLock
 from prorl_hpc.config.schema import ProrlConfig
@@ -61,7 +62,8 @@ def _resume(run: RunDirectory, overrides: list[str], lock: RunLock, *, fresh: bo
         return 0
     wrong += [] if fresh else _harm(changes)
     wrong += _too_few_steps(run, new)
-    if errors := [*wrong, *validate(new), *preflight(new), *checkpoint_problems(new, run.checkpoints)]:
+    wrong += [*validate(new), *preflight(new)]
+    if errors := [*wrong, *checkpoint_problems(new, run.checkpoints), *fit_problems(new, run.checkpoints)]:
         print("\n".join(["The run cannot go on:", *(f"  - {error}" for error in errors)]), file=sys.stderr)
         return 2
     for name, (before, after) in changes.items():

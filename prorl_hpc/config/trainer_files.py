@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from prorl_hpc.config.checkpoint_fit import newest_first
 from prorl_hpc.config.deepspeed_json import deepspeed_problems
 from prorl_hpc.config.model_directory import check_network, prepared_model, vocab_size_of, vocabulary_of
 from prorl_hpc.config.schema import ProrlConfig
@@ -29,7 +30,7 @@ def checkpoint_problems(config: ProrlConfig, checkpoints: Path) -> Iterator[str]
     if not config.trainer.enabled:
         return
     trained = _trained(config)
-    for saved in _newest_first(checkpoints):
+    for saved in newest_first(checkpoints):
         try:
             difference = _difference(saved, trained)
         except ValueError:
@@ -45,11 +46,6 @@ def checkpoint_problems(config: ProrlConfig, checkpoints: Path) -> Iterator[str]
 def _trained(config: ProrlConfig) -> Path:
     model = config.model
     return Path(model.path).expanduser().absolute() if model.path else prepared_model(model.prepare)
-
-
-def _newest_first(checkpoints: Path) -> list[Path]:
-    found = {int(number): path for path in checkpoints.glob("step-*") if (number := path.name[5:]).isdigit()}
-    return [found[number] for number in sorted(found, reverse=True)]
 
 
 def _check_reference(directory: Path, trained: Path) -> None:

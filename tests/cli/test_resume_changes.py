@@ -186,3 +186,19 @@ def test_a_run_that_may_live_is_not_resumed(run: RunDirectory, capsys: pytest.Ca
 def test_two_runs_at_once_are_refused(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", "a", "b"]) == 2
     assert "give one run" in capsys.readouterr().err
+
+
+def test_what_the_checkpoint_cannot_go_on_with_is_refused_and_not_stored(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = run.checkpoints / "step-3" / "trainer_state" / "state.json"
+    state.parent.mkdir(parents=True)
+    write_json(state, {"world": 1, "zero_stage": 1, "dtype": "torch.float32"})
+    stored = run.config_file.read_text()
+    words = ["trainer.zero_stage=2", "trainer.dtype=bfloat16", "trainer.ranks_per_node=2", "trainer.advantage=gae"]
+    assert main(["resume", str(run.path), *words]) == 2
+    said = capsys.readouterr().err
+    for back in ("zero_stage=1", "dtype=float32", "ranks_per_node=1", "advantage=group"):
+        assert f"go on with trainer.{back}" in said
+    assert (run.config_file.read_text(), len(run.all_attempts())) == (stored, 1)
+    assert main(["resume", str(run.path)]) == 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prorl_hpc.config.schema import ClusterConfig, ComponentConfig
-from prorl_hpc.slurm.plan import Plan
+from prorl_hpc.slurm.plan import ComponentPlan, Plan
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,16 @@ def components(cluster: ClusterConfig, plan: Plan) -> list[Component]:
     heterogeneous job inherit nothing from one another, so common options are repeated."""
     by_name = {"rollout": cluster.rollout, "inference": cluster.inference, "trainer": cluster.trainer}
     return [
-        Component(planned.name, len(planned.nodes), _options(cluster, by_name[planned.name], len(planned.nodes)))
+        Component(planned.name, len(planned.nodes), _options(cluster, by_name[planned.name], planned))
         for planned in plan.components
     ]
 
 
-def _options(cluster: ClusterConfig, component: ComponentConfig, nodes: int) -> dict[str, str]:
+def _options(cluster: ClusterConfig, component: ComponentConfig, planned: ComponentPlan) -> dict[str, str]:
+    nodes = len(planned.nodes)
+    # Training cannot go on without one of its nodes. Kept without it, its component would end for good while Slurm puts the
+    # others back into the queue, where they would wait for it for ever.
+    trains = any(process.role == "trainer" for node in planned.nodes for process in node.processes)
     options = {"nodes": str(nodes), "ntasks-per-node": "1", "time": str(cluster.time_minutes)}
     named = {
         "account": component.account or cluster.account,
@@ -49,7 +53,7 @@ def _options(cluster: ClusterConfig, component: ComponentConfig, nodes: int) -> 
         cluster.gpu_option: _gpus(cluster, component),
     }
     options.update({key: str(value) for key, value in named.items() if value})
-    flags = {"exclusive": component.exclusive, "no-kill": cluster.no_kill and nodes > 1}
+    flags = {"exclusive": component.exclusive, "no-kill": cluster.no_kill and nodes > 1 and not trains}
     options.update({key: "" for key, on in flags.items() if on})
     options.update({key: str(value) for key, value in {**cluster.extra, **component.extra}.items()})
     return options

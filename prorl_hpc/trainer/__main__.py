@@ -13,7 +13,7 @@ from prorl_hpc.config.model_directory import check_model_dir
 from prorl_hpc.config.trainer_files import checkpoint_problems, trainer_problems
 from prorl_hpc.messages.errors import ConfigError, ProrlError
 from prorl_hpc.messages.status import Phase
-from prorl_hpc.observe.process import Process, exit_at_once, process_arguments
+from prorl_hpc.observe.process import START_TOKEN, Process, exit_at_once, process_arguments
 from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.trainer.ranks import on_one_node, with_slurm_rank
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
@@ -39,6 +39,7 @@ def main() -> int:
     sys.argv[1:] = with_slurm_rank(sys.argv[1:], os.environ)
     arguments = process_arguments("trainer")
     process = Process.start("trainer", arguments.run_dir, arguments.name)
+    supervised = START_TOKEN in os.environ
     stop = StopSignal()
     stop.install(process.ended)
     try:
@@ -54,6 +55,9 @@ def main() -> int:
         process.say(Phase.FAILED, str(error))
         return 1
     except BaseException as error:
+        if supervised and arguments.world > 1 and _lost_another(process, stop, error):
+            process.ended()
+            return 0
         process.say(Phase.FAILED, f"{type(error).__name__}: {error}")
         raise
     process.ended()
@@ -137,6 +141,13 @@ def _follow(process: Process, stop: StopSignal, rank: int, world: int) -> None:
     stop.loaded()
     process.ready(detail="training")
     follow(member)
+
+
+def _lost_another(process: Process, stop: StopSignal, error: BaseException) -> bool:
+    """Whether ``error`` says only that another rank is gone, and this one has been told to end since."""
+    from prorl_hpc.trainer.lost_ranks import another_is_lost, told_to_end
+
+    return another_is_lost(error) and told_to_end(process, stop, error)
 
 
 def _host(process: Process) -> str:

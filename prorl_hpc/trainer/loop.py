@@ -10,19 +10,24 @@ so orders the same batches by the same names, and gets what was finished of them
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from typing import Any
 
+import msgspec
+
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.batch import BatchResult, BatchState
-from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.errors import RunError, ServiceError
 from prorl_hpc.trainer.batches import training_batch
+from prorl_hpc.trainer.best_model import BestModel
 from prorl_hpc.trainer.broken_steps import BrokenSteps
 from prorl_hpc.trainer.checkpoint import Position
 from prorl_hpc.trainer.checkpoint_files import CheckpointNotWritten
 from prorl_hpc.trainer.crew import Crew
+from prorl_hpc.trainer.heldout_set import HeldOutSet
 from prorl_hpc.trainer.metric_writers import MetricWriters
 from prorl_hpc.trainer.orders import Ordered, batches_ahead, evaluation_order, ordered, training_order
 from prorl_hpc.trainer.progress import TrainingProgress
@@ -35,6 +40,8 @@ from prorl_hpc.trainer.step_metrics import evaluation_metrics, rollout_metrics, 
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
 log = logging.getLogger(__name__)
+TOLD_TOO_S = 10.0
+"""After the coordinator, the trainer is told to end within this time; longer than any node's look at the marks takes."""
 
 
 class TrainingLoop:
@@ -62,13 +69,21 @@ class TrainingLoop:
         self.position = position
         self.weights = ServedWeights(config, run, service, crew, publisher, stop, probe_ids)
         self.progress = TrainingProgress(run, writers, position.step, config.trainer.steps)
+        self.progress.make_up(crew.saved_line)
         self._broken = BrokenSteps()
 
     # --- the whole ---
 
     async def run(self) -> None:
         try:
-            await self._train()
+            try:
+                await self._train()
+            except ServiceError as error:
+                if error.code != "shutting_down":
+                    raise
+                # The attempt ends, and the coordinator, on another node, has been told first.
+                await self.stop.guard(asyncio.sleep(TOLD_TOO_S))
+                raise
         except Stopped:
             await self._leave_off()
             raise
@@ -115,7 +130,7 @@ class TrainingLoop:
             record["probe_gap"] = await self._publish()
             batches.trained(number)
             if number % self.settings.checkpoint_every == 0 or number == self.settings.steps:
-                await self._save()
+                await self._save(self._line(record, result))
         finally:
             # Also when a stop falls between the optimizer step and here: the checkpoint will hold this step.
             if self.position.step == number:
@@ -158,7 +173,7 @@ class TrainingLoop:
         return self.settings.learning_rate * min(1.0, step / max(1, self.settings.warmup_steps))
 
     def _record_step(self, record: dict[str, Any], result: BatchResult, *, sets_pace: bool) -> None:
-        record |= {"weight_version": self.weights.version} | speeds(record, result, self.progress.seconds)
+        record = self._line(record, result)
         self.progress.write_step(record, sets_pace=sets_pace)
         log.info(
             "step %d/%d: reward %s, %d rollouts, %.1f s (%.0f %% idle), |engine - trainer| %s",
@@ -172,6 +187,10 @@ class TrainingLoop:
             if "logprob_gap_mean" in record
             else "unknown, nothing was trained",
         )
+
+    def _line(self, record: dict[str, Any], result: BatchResult) -> dict[str, Any]:
+        rates = speeds(record, result, self.progress.seconds)
+        return self.progress.line(record | {"weight_version": self.weights.version} | rates)
 
     # --- the parts ---
 
@@ -198,16 +217,19 @@ class TrainingLoop:
                 f"({figures['rollouts_failed']} failed{_commonest_failure(result)}): see rollouts/eval-{step}.parquet and the "
                 "workers' logs"
             )
-        self.progress.write_evaluation({"step": step, "weight_version": self.weights.version} | figures)
+        held_out = HeldOutSet.of(spec)
+        told = {"step": step, "weight_version": self.weights.version, "held_out": msgspec.to_builtins(held_out)}
+        # First: with its line, the evaluation is over for whoever resumes.
+        await self.crew.keep_best(BestModel(step, figures["reward"], held_out))
+        self.progress.write_evaluation(told | figures)
         log.info("held-out after step %d: %d of %d succeed", step, figures["successes"], figures["rollouts"])
-        await self.crew.keep_best(step, figures["reward"])
 
-    async def _save(self) -> None:
+    async def _save(self, line: dict[str, Any]) -> None:
         """The model that was trained must be saved; before the end, a checkpoint that the disk refuses is made up for by the
-        next one."""
+        next one. ``line``: of the step in metrics.jsonl, which is written when the seconds of saving are known."""
         with self.progress.phase("saving", f"checkpoint of step {self.position.step}"):
             try:
-                await self.crew.save(self.position)
+                await self.crew.save(self.position, line)
             except CheckpointNotWritten as error:
                 if self.position.step == self.settings.steps:
                     raise
@@ -218,8 +240,8 @@ class TrainingLoop:
 
 
 def _groups_told(record: dict[str, Any]) -> str:
-    counts = [(record.get(f"groups_{kind}") or 0, kind) for kind in ("uniform", "broken", "stale")]
-    return ", ".join(f"{n} {kind}" for n, kind in counts if n) or "none was accepted"
+    counts = [(record.get(f"groups_{kind}") or 0, kind) for kind in ("uniform", "broken", "stale", "equal_rewards")]
+    return ", ".join(f"{n} {kind.replace('_', ' ')}" for n, kind in counts if n) or "none was accepted"
 
 
 def _commonest_failure(result: BatchResult) -> str:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.errors import RunError
+from prorl_hpc.trainer.ranks import own_gpu
 
 WAIT_FOR_RANK_0 = timedelta(days=30)
 """Ranks sit in a broadcast while rank 0 waits for rollouts. A rank that dies closes its connections, which ends the wait."""
@@ -34,6 +35,9 @@ class GroupAddress(msgspec.Struct, frozen=True):
 def join(state: Path, *, rank: int, world: int, local_rank: int, host: str, timeout_s: float) -> dist.ProcessGroup:
     """Make the default process group (NCCL with GPUs, else gloo); returns a gloo group for commands between the ranks.
     ``host`` is the address that other nodes reach this one at. Raises RunError when the ranks do not meet in time."""
+    if torch.cuda.is_available():
+        local_rank = own_gpu(local_rank, torch.cuda.device_count())  # DeepSpeed and the engine read LOCAL_RANK
+        torch.cuda.set_device(local_rank)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(local_rank))
     timeout = timedelta(seconds=timeout_s)
     store: dist.Store
@@ -44,8 +48,6 @@ def join(state: Path, *, rank: int, world: int, local_rank: int, host: str, time
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(host))
         file = state / "trainer-group.json"
         store = _serve(file, host, world, timeout) if rank == 0 else _connect(file, world, timeout)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(local_rank)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)

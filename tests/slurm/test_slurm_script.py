@@ -100,6 +100,18 @@ def test_the_plan_counts_processes_over_nodes() -> None:
     assert make_plan(ProrlConfig()).single_node
 
 
+def test_a_component_that_needs_all_its_nodes_is_not_kept_without_one() -> None:
+    """Slurm would requeue the others, and they would wait for it for ever."""
+    config = slurm_config()
+    for component in (config.cluster.rollout, config.cluster.inference, config.cluster.trainer):
+        component.nodes = 2
+    parts = components(config.cluster, make_plan(config))
+    assert {part.name for part in parts if "no-kill" in part.options} == {"rollout", "inference"}
+    config.cluster.inference.same_nodes_as = "trainer"
+    parts = components(config.cluster, make_plan(config))
+    assert {part.name for part in parts if "no-kill" in part.options} == {"rollout"}
+
+
 def test_unknown_and_owned_sbatch_options_are_refused_by_name() -> None:
     errors = check_extra("cluster.extra", {"acount": "x", "ntasks": "3", "gres": "gpu:1", "container-image": "a.sif"})
     assert "did you mean account" in errors[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import Timer
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ModelConfig, ProrlConfig, RunSettings, TrainerConfig
 from prorl_hpc.messages.batch import GroupFilter, WhenFull
 from prorl_hpc.messages.codec import read_json
-from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.errors import RunError, ServiceError
 from prorl_hpc.messages.status import TrainerStatus
 from prorl_hpc.observe.metrics import MetricsLog, newest_per_step
 from prorl_hpc.trainer import checkpoint
@@ -319,3 +320,24 @@ async def test_servers_that_do_not_serve_the_new_weights_end_the_run(tmp_path, t
     async with a_loop(run, service, monkeypatch, commands) as loop:
         with pytest.raises(RunError, match="inference-0 says that it loaded them"):
             await loop.run()
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_coordinator_that_was_told_to_end_first(tmp_path, tiny_model, monkeypatch, commands, told):
+    monkeypatch.setattr("prorl_hpc.trainer.loop.TOLD_TOO_S", 60.0 if told else 0.1)
+    run = new_run(tmp_path, tiny_model, checkpoint_every=99)
+    service = FakeRollouts(tiny_model)
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+
+        def leave(batch):
+            if batch == "step-2":
+                if told:
+                    Timer(0.2, loop.stop.request).start()
+                raise ServiceError("the rollout service is shutting down", code="shutting_down", status=503)
+
+        service.on_wait = leave
+        with pytest.raises(Stopped if told else ServiceError):
+            await loop.run()
+    newest = checkpoint.latest(run.checkpoints)
+    assert (newest is not None) is told
+    assert newest is None or newest.state.position.step == 1

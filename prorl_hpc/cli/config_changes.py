@@ -84,14 +84,18 @@ def _apply(config: DictConfig, key: str, value: Any, word: str, *, delete: bool)
 
 
 def _group(config: DictConfig, key: str, value: Any, word: str) -> Any:
-    """What the file ``key``/``value`` sets, over the defaults: as in launch, in place of all that the run has there."""
+    """What the file ``key``/``value`` sets, over the defaults: as in launch, in place of all that the run has there; of
+    the trainer, in place of the pieces of its algorithm alone."""
     from prorl_hpc.cli.composition import compose_all
+    from prorl_hpc.cli.preset_pieces import pieces_of
 
     if "." in key or key == "run" or not isinstance(value, str):
         raise ConfigError(
             f"{word}: {key} has settings of its own: {', '.join(map(str, OmegaConf.select(config, key)))}"
         )
     (composed,) = compose_all([f"{key}={value}"])
+    if key == "trainer":
+        return OmegaConf.merge(config.trainer, pieces_of(value))
     return OmegaConf.structured(getattr(composed.config, key))
 
 

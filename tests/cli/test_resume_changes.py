@@ -15,7 +15,7 @@ from prorl_hpc.cli.attempt import run_attempt
 from prorl_hpc.cli.config_changes import changed_settings, needs_fresh, with_overrides
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
-from prorl_hpc.config.store import load
+from prorl_hpc.config.store import compose, load
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.rollout.epoch import epoch_token
@@ -50,6 +50,34 @@ def test_single_settings_are_changed(words: list[str], changed: dict[str, Any]) 
     found = changed_settings(config, new)
     assert not wrong
     assert {name: after for name, (_, after) in found.items()} == changed
+
+
+def test_a_preset_changes_its_algorithm_and_no_sizes() -> None:
+    """Also back again, and to what its file calculates from the run's own settings."""
+    config = compose(["experiment=quick", "trainer.clip_high=0.4", "task.max_turns=7", "task.max_turn_tokens=11"])
+    sizes = ("steps", "groups_per_step", "group_size", "max_rows_per_step", "learning_rate", "eval_prompts", "dtype")
+    before = {name: getattr(config.trainer, name) for name in sizes}
+    for preset in ("gspo", "dr_grpo", "async", "dapo"):
+        config, wrong = with_overrides(config, [f"trainer={preset}"])
+        assert wrong == []
+        assert {name: getattr(config.trainer, name) for name in sizes} == before
+        words = [f"trainer={preset}", "experiment=quick", "task.max_turns=7", "task.max_turn_tokens=11"]
+        assert config.trainer == compose(words).trainer, "nothing of the one before is left over"
+    config, wrong = with_overrides(config, ["trainer.epochs=2", "trainer=gspo"])
+    assert (config.trainer.epochs, config.trainer.policy_loss) == (2, "sequence_clip")
+
+
+def test_a_preset_of_ones_own_changes_what_it_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "mine.yaml").write_text("defaults: [gspo, _self_]\nlearning_rate: 2.0e-5\n")
+    monkeypatch.setenv("PRORL_CONF_DIR", str(tmp_path))
+    config = compose(["experiment=quick"])
+    changed, wrong = with_overrides(config, ["trainer=mine"])
+    found = changed_settings(config, changed)
+    assert not wrong
+    assert found["trainer.learning_rate"] == (1e-3, 2e-5), "though dapo.yaml has the same"
+    assert found["trainer.policy_loss"] == ("clip", "sequence_clip")
+    assert not {"trainer.steps", "trainer.groups_per_step", "trainer.eval_prompts"} & found.keys()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ class Position(msgspec.Struct, frozen=True):
 
 class SavedState(msgspec.Struct, frozen=True):
     """``trainer_state/state.json``: whose it is, where it stands, and what its optimizer files fit to.
-    ``weight_version``: of the weights, as the servers are told it."""
+    ``weight_version``: of the weights, as the servers are told it. ``line``: of the step in metrics.jsonl, for whoever resumes
+    if a kill came before it was written there; None if it was."""
 
     run_id: str
     position: Position
@@ -49,6 +50,7 @@ class SavedState(msgspec.Struct, frozen=True):
     world: int
     zero_stage: int
     dtype: str
+    line: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,21 +133,28 @@ def _set_aside(checkpoints: Path, chosen: Path, damaged: list[str]) -> None:
 
 
 def save(
-    engine: Engine, checkpoints: Path, model_directory: Path, position: Position, *, run_id: str, keep: int
+    engine: Engine,
+    checkpoints: Path,
+    model_directory: Path,
+    position: Position,
+    *,
+    run_id: str,
+    keep: int,
+    line: dict[str, Any] | None = None,
 ) -> Path:
     """Collective: write step-N, and remove all but the newest ``keep``, each of which can be resumed from. A step that is
     already saved is left alone. Raises CheckpointNotWritten, on all ranks; nothing has changed then."""
     final = step_directory(checkpoints, position.step)
     with Writing(engine, checkpoints, final.name) as writing:
         if not writing.there:
-            _write(writing, model_directory, position, run_id)
+            _write(writing, model_directory, _state_of(engine, position, run_id, line))
     if engine.rank == 0:
         for path in all_checkpoints(checkpoints)[:-keep]:
             remove(path)
     return final
 
 
-def _write(writing: Writing, model_directory: Path, position: Position, run_id: str) -> None:
+def _write(writing: Writing, model_directory: Path, state: SavedState) -> None:
     engine = writing.engine
     optimizer, extra = engine.optimizer_state(), engine.extra_state()
     writing.begin(engine.weight_bytes, [optimizer, extra], STATE_DIRECTORY)
@@ -155,16 +164,16 @@ def _write(writing: Writing, model_directory: Path, position: Position, run_id: 
         writing.torch_save(own, f"{STATE_DIRECTORY}/rank-{engine.rank:05d}.pt")
         if writing.lead:
             writing.torch_save(extra, f"{STATE_DIRECTORY}/extra.pt")
-            writing.json(f"{STATE_DIRECTORY}/state.json", _saved_state(engine, position, run_id))
+            writing.json(f"{STATE_DIRECTORY}/state.json", state)
 
     writing.together(states)
     writing.together(lambda: write_model(writing, model_directory))
     writing.finish()
 
 
-def _saved_state(engine: Engine, position: Position, run_id: str) -> SavedState:
+def _state_of(engine: Engine, position: Position, run_id: str, line: dict[str, Any] | None) -> SavedState:
     # Version 0 is what an engine starts with, so the weights before step s + 1 are version s + 1.
-    return SavedState(run_id, position, position.step + 1, engine.world, engine.stage, str(engine.dtype))
+    return SavedState(run_id, position, position.step + 1, engine.world, engine.stage, str(engine.dtype), line)
 
 
 # --- restore ---

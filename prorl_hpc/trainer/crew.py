@@ -66,9 +66,10 @@ class Rank:
             reference_path=settings.kl_model or config.model.path,
         )
         self.position = Position()
+        self.saved_line: dict[str, Any] | None = None
         if newest is not None:
             checkpoint.restore(self.engine, newest)
-            self.position = newest.state.position
+            self.position, self.saved_line = newest.state.position, newest.state.line
 
     def train(self, batch: TrainingBatch, learning_rate: float) -> StepOutcome:
         return self.engine.train(batch, learning_rate)
@@ -82,9 +83,11 @@ class Rank:
     def copy_weights(self) -> list[tuple[str, Tensor]]:
         return copies(self.engine.weights(), keep=self.engine.rank == 0)
 
-    def save(self, position: Position) -> Path:
-        keep = self._settings.keep_checkpoints
-        return checkpoint.save(self.engine, self._checkpoints, self._model, position, run_id=self._run_id, keep=keep)
+    def save(self, position: Position, line: dict[str, Any] | None = None) -> Path:
+        keep, run_id = self._settings.keep_checkpoints, self._run_id
+        return checkpoint.save(
+            self.engine, self._checkpoints, self._model, position, run_id=run_id, keep=keep, line=line
+        )
 
     def keep_best(self, best: BestModel) -> None:
         best_model.keep(self.engine, self._checkpoints, self._model, best)
@@ -121,8 +124,15 @@ class Crew:
     async def copy_weights(self) -> list[tuple[str, Tensor]]:
         return await self._all("copy_weights")  # type: ignore[no-any-return]
 
-    async def save(self, position: Position) -> Path:
-        return await self._all("save", position)  # type: ignore[no-any-return]
+    async def save(self, position: Position, line: dict[str, Any] | None = None) -> Path:
+        """``line``: SavedState's."""
+        return await self._all("save", position, line)  # type: ignore[no-any-return]
+
+    @property
+    def saved_line(self) -> dict[str, Any] | None:
+        """Of the checkpoint that training goes on from: SavedState's ``line``."""
+        assert self._rank is not None, "load comes first"
+        return self._rank.saved_line
 
     async def keep_best(self, step: int, reward: float) -> None:
         """The model has earned ``reward`` on the held-out prompts after ``step``: keep it if that is the best so far, and

@@ -30,7 +30,7 @@ class TrainingProgress:
         """Of whole steps of this attempt: the pace."""
         self._last: dict[str, Any] = {}
         evaluations = newest_per_step(writers.log.read(), "eval")
-        self._evaluated = {int(record["step"]): record.get("reward") for record in evaluations}
+        self._evaluated = {int(record["step"]): record for record in evaluations}
 
     def is_evaluated(self, step: int) -> bool:
         return step in self._evaluated
@@ -48,32 +48,47 @@ class TrainingProgress:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
-    def write_step(self, record: dict[str, Any], *, sets_pace: bool) -> None:
-        """``sets_pace``: its time says how long steps take."""
+    def line(self, record: dict[str, Any]) -> dict[str, Any]:
+        """``record`` of the step as far as it has come, with its times: a line of metrics.jsonl."""
         total = time.monotonic() - self._begun
-        if sets_pace:
-            self._step_seconds.append(total)
         seconds = self.seconds | {"total": total}
-        record |= {"time": time.time(), "seconds": seconds}
-        record["idle_fraction"] = seconds.get("rollouts", 0.0) / max(total, 1e-9)
-        self._last = {key: value for key, value in record.items() if value is not None}
-        self._writers.write(self._last)
+        idle = seconds.get("rollouts", 0.0) / max(total, 1e-9)
+        whole = record | {"time": time.time(), "seconds": seconds, "idle_fraction": idle}
+        return {key: value for key, value in whole.items() if value is not None}
+
+    def write_step(self, line: dict[str, Any], *, sets_pace: bool) -> None:
+        """``sets_pace``: its time says how long steps take."""
+        if sets_pace:
+            self._step_seconds.append(line["seconds"]["total"])
+        self._last = line
+        self._writers.write(line)
+
+    def make_up(self, line: dict[str, Any] | None) -> None:
+        """Write the line that the checkpoint holds, if who saved it was killed before it wrote the line itself."""
+        if line is None:
+            return
+        written = [
+            one for one in self._writers.log.read() if (one.get("kind"), one.get("step")) == ("step", line["step"])
+        ]
+        if not any(one.get("time", 0.0) >= line["time"] for one in written):
+            self.write_step(line, sets_pace=False)
 
     def write_evaluation(self, record: dict[str, Any]) -> None:
-        self._evaluated[record["step"]] = record["reward"]
+        self._evaluated[record["step"]] = record
         self._writers.write({"kind": "eval", "time": time.time(), "seconds": self.seconds["evaluating"]} | record)
 
     def say(self, phase: str, detail: str = "") -> None:
         """Write the trainer's status."""
-        evaluated = self._evaluated
+        first, last = self._evaluated.get(0, {}), self._evaluated[max(self._evaluated)] if self._evaluated else {}
+        comparable = first.get("held_out") == last.get("held_out")
         status = TrainerStatus(
             phase=phase,
             step=self.step,
             steps=self._steps,
             time=time.time(),
             reward=self._last.get("reward"),
-            heldout_start=evaluated.get(0),
-            heldout_last=evaluated[max(evaluated)] if evaluated else None,
+            heldout_start=first.get("reward") if comparable else None,
+            heldout_last=last.get("reward"),
             eta_s=self._eta_s(),
             detail=detail,
             last_metrics=self._last,

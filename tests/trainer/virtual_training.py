@@ -165,6 +165,7 @@ class VirtualCrew:
 
     trained: list[TrainingBatch] = field(default_factory=list)
     saved: list[Position] = field(default_factory=list)
+    saved_line: dict[str, Any] | None = None
 
     async def train(self, batch: TrainingBatch, learning_rate: float) -> StepOutcome:
         await asyncio.sleep(TRAIN_S)
@@ -174,7 +175,7 @@ class VirtualCrew:
     async def score(self, token_ids: list[int]) -> list[float]:
         return [0.0] * (len(token_ids) - 1)
 
-    async def save(self, position: Position) -> Path:
+    async def save(self, position: Position, line: dict[str, Any] | None = None) -> Path:
         await asyncio.sleep(0.5)
         self.saved.append(position)
         return Path(f"step-{position.step}")

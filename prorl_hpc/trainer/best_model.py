@@ -1,7 +1,8 @@
 """The model with the best held-out reward: ``checkpoints/best`` links to it, a Hugging Face model directory.
 
 It is another name for the files of the checkpoint of its step, where there is one; else they are written. It has no trainer
-state: to go on from it is a new run, with ``model=path``. ``best.json`` in it says which step it is of. The link is changed in one
+state: to go on from it is a new run, with ``model=path``. ``best.json`` in it says which step it is of, and what its reward
+was measured on: after a change of that the best is looked for anew. The link is changed in one
 move, so it always leads to a whole model.
 """
 
@@ -18,6 +19,7 @@ from prorl_hpc.messages.codec import read_json
 from prorl_hpc.trainer.checkpoint import STATE_DIRECTORY, step_directory
 from prorl_hpc.trainer.checkpoint_files import Writing, write_model
 from prorl_hpc.trainer.engine import Engine
+from prorl_hpc.trainer.heldout_set import HeldOutSet
 from prorl_hpc.trainer.manifest import MANIFEST, read_manifest
 
 log = logging.getLogger(__name__)
@@ -27,26 +29,39 @@ _RECORD = "best.json"
 
 
 class BestModel(msgspec.Struct, frozen=True):
-    """``reward``: mean over the held-out rollouts after ``step``."""
+    """``reward``: mean over the held-out rollouts after ``step``, which were those of ``held_out``."""
 
     step: int
     reward: float
+    held_out: HeldOutSet = HeldOutSet()
 
 
 def best(checkpoints: Path) -> BestModel | None:
     return read_json(checkpoints / LINK / _RECORD, BestModel)
 
 
-def is_better(checkpoints: Path, step: int, reward: float) -> bool:
-    """Than what is kept. Not step 0: that model is there already, as ``model.path``."""
+def is_better(checkpoints: Path, new: BestModel) -> bool:
+    """Than what is kept, or measured on something else. Not step 0: that model is there already, as ``model.path``."""
     kept = best(checkpoints)
-    return step > 0 and (kept is None or reward > kept.reward)
+    if new.step == 0 or kept is None:
+        return new.step > 0
+    if kept.held_out != new.held_out:
+        log.info(
+            "checkpoints/%s was chosen by other held-out rollouts (%s; now %s), so its reward cannot be compared: the best "
+            "model is looked for anew",
+            LINK,
+            kept.held_out,
+            new.held_out,
+        )
+        return True
+    return new.reward > kept.reward
 
 
 def keep(engine: Engine, checkpoints: Path, model_directory: Path, new: BestModel) -> None:
     """Collective: make ``checkpoints/best`` the model that the engine holds. Raises CheckpointNotWritten; the one before is kept
     then."""
-    name = f".best-{new.step}-{new.reward!r}"  # a step that was trained again may earn another reward
+    # A step that was trained again may earn another reward.
+    name = f".best-{new.step}-{new.reward!r}-{new.held_out.digest}"
     with Writing(engine, checkpoints, name) as writing:
         if not writing.there:
             _write(writing, step_directory(checkpoints, new.step), model_directory, new)

@@ -92,9 +92,9 @@ class Rank:
     def keep_best(self, best: BestModel) -> None:
         best_model.keep(self.engine, self._checkpoints, self._model, best)
 
-    def better(self, step: int, reward: float) -> bool:
-        """Whether the model at ``step`` is to be kept as the best, for the reward that it earned on held-out prompts."""
-        return self._settings.keep_best and best_model.is_better(self._checkpoints, step, reward)
+    def better(self, new: BestModel) -> bool:
+        """Whether the model is to be kept as the best, for the reward that it earned on held-out prompts."""
+        return self._settings.keep_best and best_model.is_better(self._checkpoints, new)
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -134,16 +134,16 @@ class Crew:
         assert self._rank is not None, "load comes first"
         return self._rank.saved_line
 
-    async def keep_best(self, step: int, reward: float) -> None:
-        """The model has earned ``reward`` on the held-out prompts after ``step``: keep it if that is the best so far, and
+    async def keep_best(self, new: BestModel) -> None:
+        """The model has earned this reward on the held-out prompts: keep it if that is the best so far, and
         trainer.keep_best is set. A full disk is told and ends nothing."""
         assert self._rank is not None, "load comes first"
-        if not self._rank.better(step, reward):
+        if not self._rank.better(new):
             return
         try:
-            await self._all("keep_best", BestModel(step, reward))
+            await self._all("keep_best", new)
         except CheckpointNotWritten as error:
-            log.error("the best model so far, of step %d, is not kept: %s", step, error)
+            log.error("the best model so far, of step %d, is not kept: %s", new.step, error)
 
     async def close(self) -> None:
         """Let the other ranks end too."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from statistics import stdev
 from typing import Any
 
 from prorl_hpc.messages.batch import BatchResult, GroupOutcome
 from prorl_hpc.messages.rollout import RolloutResult, Status
+from prorl_hpc.trainer.advantages import ROUNDING
 from prorl_hpc.trainer.batches import TrainingBatch
 
 
@@ -21,25 +23,29 @@ def rollout_metrics(result: BatchResult) -> dict[str, Any]:
     Values that do not exist are left out."""
     carried = sum(group.outcome is GroupOutcome.CARRIED for group in result.groups)
     rollouts = [r for group in result.groups if group.outcome is not GroupOutcome.CARRIED for r in group.rollouts]
-    done = [r for r in rollouts if r.status is Status.DONE]
+    done = _done(rollouts)
     broken = [r for r in rollouts if r.status in (Status.FAILED, Status.TIMED_OUT)]
     accepted = [r for g in result.groups if g.outcome is GroupOutcome.ACCEPTED for r in g.rollouts]
+    equal = [g for g in result.groups if g.outcome is GroupOutcome.ACCEPTED and _are_equal(_rewards(_done(g.rollouts)))]
     progress = result.progress
     generated = [_generated(r) for r in done]
     found = {
         "reward": mean(_rewards(done)),
+        "reward_std": stdev(_rewards(done)) if len(_rewards(done)) > 1 else None,
         "reward_by_task": _reward_by_task(done),
-        "reward_accepted": mean(_rewards([r for r in accepted if r.status is Status.DONE])),
+        "reward_accepted": mean(_rewards(_done(accepted))),
         "success": mean([float(x >= 1.0) for x in _rewards(done)]),
         "rollouts": len(done),
         "rollouts_failed": len(broken),
         "groups_accepted": progress.accepted,
+        "groups_equal_rewards": len(equal),
         "groups_uniform": progress.uniform,
         "groups_broken": progress.broken,
         "groups_replaced": max(0, progress.accepted + progress.uniform + progress.broken - progress.groups_wanted),
         "groups_carried": carried or None,
         "failures": dict(Counter(_kind(r) for r in broken)),
         "response_tokens": mean([float(n) for n in generated]),
+        "response_tokens_max": max(generated, default=None),
         "truncated": mean([float(r.trajectory.truncated) for r in done]),
         "finish": finish_shares(done),
         "branches": mean([float(len(r.trajectory.branches)) for r in done]),
@@ -85,7 +91,7 @@ def speeds(record: dict[str, Any], result: BatchResult, seconds: dict[str, float
 def evaluation_metrics(result: BatchResult) -> dict[str, Any]:
     """Held-out rewards over finished rollouts; those that broke are counted, never taken as 0."""
     rollouts = [r for group in result.groups for r in group.rollouts]
-    done = [r for r in rollouts if r.status is Status.DONE]
+    done = _done(rollouts)
     rewards = _rewards(done)
     found = {
         "reward": mean(rewards),
@@ -102,6 +108,15 @@ def finish_shares(rollouts: Sequence[RolloutResult]) -> dict[str, float] | None:
     rollouts."""
     counts = Counter(r.trajectory.finish.value or "unknown" for r in rollouts)
     return {finish: n / len(rollouts) for finish, n in sorted(counts.items())} or None
+
+
+def _done(rollouts: Sequence[RolloutResult]) -> list[RolloutResult]:
+    return [r for r in rollouts if r.status is Status.DONE]
+
+
+def _are_equal(rewards: Sequence[float]) -> bool:
+    """As the advantages see it; of one or none, too: there is nothing to compare with."""
+    return len(rewards) < 2 or max(rewards) - min(rewards) <= ROUNDING * max(map(abs, rewards))
 
 
 def _generated(rollout: RolloutResult) -> int:

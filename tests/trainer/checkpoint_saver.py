@@ -58,8 +58,9 @@ def engine(step: int, size: int) -> Any:
 def save(directory: Path, model: Path, step: int, size: int) -> None:
     one, position = engine(step, size), Position(step, 3 * step)
     checkpoint.save(one, directory, model, position, run_id="run-1", keep=2)
-    if best_model.is_better(directory, step, float(step)):
-        best_model.keep(one, directory, model, BestModel(step, float(step)))
+    new = BestModel(step, float(step))
+    if best_model.is_better(directory, new):
+        best_model.keep(one, directory, model, new)
 
 
 def found(directory: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from prorl_hpc.trainer import best_model, checkpoint
 from prorl_hpc.trainer.best_model import BestModel
 from prorl_hpc.trainer.checkpoint import Position
 from prorl_hpc.trainer.checkpoint_files import CheckpointNotWritten
+from prorl_hpc.trainer.heldout_set import HeldOutSet
 from prorl_hpc.trainer.manifest import Manifest, damage
 
 pytestmark = pytest.mark.train
@@ -127,13 +128,26 @@ def test_the_best_model_shares_the_files_of_its_step_and_outlives_it(three, mode
 def test_only_a_better_model_takes_its_place(three, model):
     kept = []
     for step, reward in ((0, 0.9), (2, 0.5), (4, 0.4), (5, 0.5), (6, 0.75)):
-        if best_model.is_better(three, step, reward):
+        if best_model.is_better(three, BestModel(step, reward)):
             best_model.keep(engine(step, 1000), three, model, BestModel(step, reward))  # 6 has no checkpoint
             kept.append(step)
     assert kept == [2, 6]
     assert best_model.best(three) == BestModel(6, 0.75)
     assert damage(three / "best") == []
-    assert [p.name for p in three.glob(".best*")] == [".best-6-0.75"]
+    assert [p.name for p in three.glob(".best*")] == [".best-6-0.75-"]
+
+
+def test_what_was_measured_on_other_rollouts_is_no_comparison(three, model, caplog):
+    before, now = HeldOutSet(64, 1, 1.0, "a"), HeldOutSet(8, 1, 1.0, "b")
+    best_model.keep(engine(2, 1000), three, model, BestModel(2, 0.9, before))
+    assert not best_model.is_better(three, BestModel(4, 0.9, before)) and not caplog.records
+    assert not best_model.is_better(three, BestModel(0, 0.5, now))
+    with caplog.at_level("INFO"):
+        assert best_model.is_better(three, BestModel(4, 0.5, now))
+    assert "prompts=64" in caplog.text and "prompts=8" in caplog.text and "anew" in caplog.text
+    best_model.keep(engine(4, 1000), three, model, BestModel(4, 0.5, now))
+    assert best_model.best(three) == BestModel(4, 0.5, now)
+    assert not best_model.is_better(three, BestModel(5, 0.4, now))
 
 
 def test_without_hard_links_it_is_a_copy(three, model, monkeypatch):

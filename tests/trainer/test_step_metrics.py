@@ -85,5 +85,33 @@ def test_speeds_are_per_second_of_their_own_work() -> None:
     assert "trained_tokens_per_s" not in speeds(record, result, {"rollouts": 0.1})
 
 
+def test_accepted_groups_without_a_difference_are_counted() -> None:
+    """Where nothing is filtered (dynamic_sampling=false) they are in the batch."""
+    rewards = [(0.0, 0.0), (0.3, 0.1 + 0.2), (0.0, 1.0), (1.0, None)]
+    groups = [
+        GroupResult(
+            f"b.g{i}",
+            i,
+            GroupOutcome.ACCEPTED,
+            [
+                rollout(f"b.g{i}.s{k}", r, status=Status.DONE if r is not None else Status.FAILED)
+                for k, r in enumerate(of)
+            ],
+        )
+        for i, of in enumerate(rewards)
+    ]
+    groups.append(GroupResult("b.g9", 9, GroupOutcome.UNIFORM, [rollout("b.g9.s0", 1.0), rollout("b.g9.s1", 1.0)]))
+    found = rollout_metrics(batch_result(groups))
+    assert (found["groups_equal_rewards"], found["groups_uniform"]) == (3, 1)
+
+
+def test_spread_of_rewards_and_longest_response() -> None:
+    long = rollout("b.g0.s1", 1.0, tokens=list(range(10, 21)))
+    group = GroupResult("b.g0", 0, GroupOutcome.ACCEPTED, [rollout("b.g0.s0", 0.0), long])
+    found = rollout_metrics(batch_result([group]))
+    assert found["reward_std"] == pytest.approx(0.5**0.5) and found["response_tokens_max"] == 11
+    assert not {"reward_std", "response_tokens_max"} & rollout_metrics(batch_result([])).keys()
+
+
 def test_no_rollouts_no_shares() -> None:
     assert finish_shares([]) is None

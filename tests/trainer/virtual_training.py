@@ -20,6 +20,7 @@ from prorl_hpc.messages.status import RunStatus, ServerStatus
 from prorl_hpc.messages.trajectory import Segment, Trajectory
 from prorl_hpc.observe.metrics import MetricsLog
 from prorl_hpc.trainer.batches import TrainingBatch
+from prorl_hpc.trainer.best_model import BestModel
 from prorl_hpc.trainer.checkpoint import Position
 from prorl_hpc.trainer.engine import StepOutcome
 from prorl_hpc.trainer.loop import TrainingLoop
@@ -180,7 +181,7 @@ class VirtualCrew:
         self.saved.append(position)
         return Path(f"step-{position.step}")
 
-    async def keep_best(self, step: int, reward: float) -> None:
+    async def keep_best(self, new: BestModel) -> None:
         pass
 
 

@@ -1,7 +1,7 @@
 """A user's own DeepSpeed JSON (``trainer.deepspeed_file``, and ``trainer.deepspeed`` over it), and what it may say.
 
 DeepSpeed itself ignores keys at the top level that it does not know, and this trainer decides some that it does know. Both are
-refused here, by name: a line in that file either takes effect or stops the launch. The value "auto", which the files of other
+refused here, by name, and so are unknown keys within sections (deepspeed_keys): a line in that file either takes effect or stops the launch. The value "auto", which the files of other
 trainers are full of, means: as the settings of ``trainer`` have it. No DeepSpeed is loaded here.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from prorl_hpc.config.deepspeed_keys import LENIENT, RECORDED, STRICT
 from prorl_hpc.config.trainer_schema import TrainerConfig
 
 TAKES_EFFECT = frozenset(
@@ -39,27 +41,6 @@ TAKES_EFFECT = frozenset(
     ]
 )
 """Top-level keys of DeepSpeed's JSON (https://www.deepspeed.ai/docs/config-json/) that mean something to this trainer."""
-_SECTIONS = {
-    "zero_optimization": frozenset[str](),
-    "bf16": frozenset[str](),
-    "optimizer": frozenset({"type", "params"}),
-    "data_types": frozenset({"grad_accum_dtype", "param_dtype", "buffer_dtype", "keep_in_fp32_modules"}),
-    "aio": frozenset(
-        {"block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds"}
-    ),
-    "flops_profiler": frozenset(
-        {
-            "enabled",
-            "recompute_fwd_factor",
-            "profile_step",
-            "module_depth",
-            "top_modules",
-            "detailed",
-            "output_file",
-        }
-    ),
-}
-"""Keys that are sections, with theirs; empty: DeepSpeed itself refuses what it does not know there."""
 _BATCH = "the trainer cuts each step into micro-batches of trainer.micro_batch_tokens tokens"
 _METRICS = "metrics go to metrics.jsonl and TensorBoard, and with trainer.wandb to Weights & Biases"
 DECIDED_HERE = {
@@ -134,11 +115,34 @@ def _ignored(given: dict[str, Any], where: str) -> Iterator[str]:
             yield f"{where}: {key!r} has no effect here: {DECIDED_HERE[key]}. Remove it or set it to 'auto'"
         elif key not in TAKES_EFFECT:
             yield f"{where}: {key!r} would be ignored; {_hint(key, TAKES_EFFECT)}"
-        elif key in _SECTIONS and not isinstance(value, dict):
-            yield f"{where}: {key!r} must be an object with keys of its own, got {value!r}"
-        elif known := _SECTIONS.get(key):
-            for name in value.keys() - known:
-                yield f"{where}: '{key}.{name}' would be ignored; {_hint(name, known)}"
+        else:
+            yield from _unknown(key, value, where)
+
+
+def _unknown(section: str, value: Any, where: str) -> Iterator[str]:
+    """What DeepSpeed does not know in ``section`` or in those within; nothing of keys that hold a single value."""
+    known = (STRICT | LENIENT).get(section)
+    if known is None or value is None:
+        return
+    if not isinstance(value, dict):
+        yield f"{where}: {section!r} must be an object with keys of its own, got {value!r}"
+        return
+    for name, inner in value.items():
+        if name in known:
+            yield from _unknown(f"{section}.{name}", inner, where)
+        elif section in LENIENT:
+            yield f"{where}: '{section}.{name}' would be ignored; {_hint(name, known)}"
+        elif not _deepspeed_may_know_more():
+            yield f"{where}: '{section}.{name}' is refused by DeepSpeed, which has no such key; {_hint(name, known)}"
+
+
+def _deepspeed_may_know_more() -> bool:
+    """Whether the one that is installed here is newer than our record; it says itself then, at the start of the trainer."""
+    try:
+        found = version("deepspeed")
+    except PackageNotFoundError:
+        return False
+    return tuple(int(part) for part in found.split(".")[:2] if part.isdigit()) > RECORDED
 
 
 def _hint(key: str, known: frozenset[str]) -> str:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from prorl_hpc.config import deepspeed_json
 from prorl_hpc.config.deepspeed_json import deepspeed_problems, user_deepspeed
 from prorl_hpc.config.schema import TrainerConfig
 
@@ -32,6 +33,18 @@ def problems(given=None, **settings) -> str:
         ({"optimizer": {"params": {}}}, "optimizer has no type"),
         ({"optimizer": {"type": "AdamW", "lr": 1}}, "'optimizer.lr' would be ignored"),
         ({"data_types": {"grad_acum_dtype": "fp32"}}, "did you mean 'grad_accum_dtype'?"),
+        (
+            {"zero_optimization": {"reduce_buckt_size": 5}},
+            "'zero_optimization.reduce_buckt_size' is refused by DeepSpeed, which has no such key; did you mean "
+            "'reduce_bucket_size'?",
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"pin_memry": True}}},
+            "'zero_optimization.offload_optimizer.pin_memry' is refused by DeepSpeed, which has no such key; did you "
+            "mean 'pin_memory'?",
+        ),
+        ({"zero_optimization": {"offload_param": "cpu"}}, "'zero_optimization.offload_param' must be an object"),
+        ({"bf16": {"enable": True}}, "'bf16.enable' is refused by DeepSpeed"),
         ({"zero_optimization": 2}, "'zero_optimization' must be an object"),
         ({"bf16": {"enabled": True}}, "bf16.enabled=True contradicts trainer.dtype=float32"),
         (
@@ -49,6 +62,13 @@ def test_what_takes_effect_is_let_through():
     assert not problems({"zero_optimization": {"stage": 1, "reduce_bucket_size": 5}, "gradient_clipping": 1.0})
     nvme = {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/local"}}}
     assert not problems(nvme, offload="optimizer", zero_stage=3)
+
+
+def test_a_newer_deepspeed_judges_its_keys_itself(monkeypatch):
+    unknown = {"zero_optimization": {"of_tomorrow": 1}}
+    for installed, refused in (("0.18.2", True), ("0.19.8+cu12", True), ("0.20.0", False), ("1.0.0", False)):
+        monkeypatch.setattr(deepspeed_json, "version", lambda name, installed=installed: installed)
+        assert bool(problems(unknown)) == refused
 
 
 def test_offload_needs_zero():

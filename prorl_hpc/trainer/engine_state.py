@@ -12,6 +12,7 @@ from prorl_hpc.messages.errors import RunError
 from prorl_hpc.trainer.policy import Policy
 
 _MASTER_WEIGHTS = {"single_partition_of_fp32_groups", "fp32_flat_groups"}
+_KIND = "optimizer_type"
 
 
 def whole_weights(lm: nn.Module, stage: int) -> Iterator[tuple[str, Tensor]]:
@@ -74,16 +75,35 @@ def optimizer_state(optimizer: Any, dtype: torch.dtype) -> dict[str, Any]:
     if dtype == torch.float32:
         for key in _MASTER_WEIGHTS & state.keys():
             state[key] = []
-    return state
+    return state | {_KIND: _kind(optimizer)}
 
 
 def load_optimizer_state(optimizer: Any, dtype: torch.dtype, state: dict[str, Any], *, rank: int, world: int) -> None:
-    """Restore what ``optimizer_state`` gave to the same rank of as many, under the same ZeRO stage."""
+    """Restore what ``optimizer_state`` gave to the same rank of as many, under the same ZeRO stage: moments and counts, while
+    rates, betas, weight decay and clipping stay those that ``optimizer`` was made with. Raises RunError where ``state`` is
+    another optimizer's."""
     from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
-    if not isinstance(optimizer, ZeROOptimizer):
+    state = dict(state)
+    if (saved := state.pop(_KIND, _kind(optimizer))) != _kind(optimizer):  # earlier versions did not write it
+        raise RunError(
+            f"the checkpoint holds the state of the optimizer {saved}, and this run has {_kind(optimizer)}: resume with the same "
+            "trainer.deepspeed.optimizer (none: torch's AdamW), or start a new run from the checkpoint's model"
+        )
+    ours = [{k: v for k, v in group.items() if k not in ("params", "step")} for group in optimizer.param_groups]
+    clip = getattr(optimizer, "clip_grad", None)
+    if isinstance(optimizer, ZeROOptimizer):
+        by_rank: list[Any] = [None] * world
+        by_rank[rank] = state
+        optimizer.load_state_dict(by_rank, load_from_fp32_weights=dtype != torch.float32)
+    else:
         optimizer.load_state_dict(state)
-        return
-    by_rank: list[Any] = [None] * world
-    by_rank[rank] = state
-    optimizer.load_state_dict(by_rank, load_from_fp32_weights=dtype != torch.float32)
+    for group, settings in zip(optimizer.param_groups, ours, strict=True):
+        group.update(settings)
+    if clip is not None:
+        optimizer.clip_grad = clip
+
+
+def _kind(optimizer: Any) -> str:
+    """The type of the optimizer itself, whatever DeepSpeed has wrapped it in."""
+    return type(getattr(optimizer, "optimizer", optimizer)).__name__

@@ -93,6 +93,33 @@ def test_training_goes_on_the_same_from_what_was_saved(make_engine, tmp_path, st
     torch.testing.assert_close(copied(resumed), copied(engine), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("stage", "dtype"), [(0, "float32"), (1, "float32"), (3, "float32"), (0, "bfloat16"), (1, "bfloat16")]
+)
+def test_the_settings_of_now_rule_over_those_of_the_checkpoint(make_engine, stage, dtype):
+    settings = {"advantage": "gae", "zero_stage": stage, "dtype": dtype}
+    state = stepped(make_engine, **settings, weight_decay=0.1, max_grad_norm=3.0).optimizer_state()
+    changed = {"weight_decay": 0.5, "adam_betas": [0.1, 0.2], "max_grad_norm": 0.5, "value_learning_rate": 0.25}
+    resumed = make_engine(**settings, **changed, learning_rate=1e-3)
+    resumed.load_optimizer_state(state)
+    for inner in (resumed._deepspeed.optimizer, resumed._deepspeed.basic_optimizer):
+        assert [group["lr"] for group in inner.param_groups] == [1e-3, 0.25]
+        assert {(tuple(g["betas"]), g["weight_decay"]) for g in inner.param_groups} == {((0.1, 0.2), 0.5)}
+    assert getattr(resumed._deepspeed.optimizer, "clip_grad", 0.5) == 0.5
+    resumed.train(training_samples(settings=resumed.config), 1e-4)
+    assert [group["lr"] for group in resumed._deepspeed.optimizer.param_groups] == pytest.approx([1e-4, 0.025])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_the_state_of_another_optimizer_is_refused(make_engine, stage):
+    state = stepped(make_engine, zero_stage=stage).optimizer_state()
+    other = make_engine(zero_stage=stage, deepspeed={"optimizer": {"type": "SGD", "params": {"momentum": 0.9}}})
+    with pytest.raises(
+        RunError, match=r"state of the optimizer AdamW, and this run has SGD.*trainer\.deepspeed\.optimizer"
+    ):
+        other.load_optimizer_state(state)
+
+
 def test_a_value_head_is_not_put_into_a_run_without_one(make_engine):
     with pytest.raises(RunError, match=r"value_head.*no value head.*trainer\.advantage"):
         make_engine().load_extra_state({"value_head.weight": torch.zeros(1, 32)})

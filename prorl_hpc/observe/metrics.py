@@ -5,23 +5,28 @@ Every line has ``kind``, ``step`` and ``time`` (seconds since the epoch).
 
 ``kind: step``, after each optimizer step (counted from 1):
 
-- ``reward``: mean over all finished rollouts of the batch, those of uniform groups too; ``reward_by_task``: {task: mean};
+- ``reward``, ``reward_std`` (unbiased): over all finished rollouts of the batch, those of uniform groups too; ``reward_by_task``:
+  {task: mean};
   ``reward_accepted``: over the groups that were accepted
-- ``rollouts``, ``rollouts_failed``: counts; of groups ``groups_accepted``, ``groups_uniform`` (dropped: nothing to learn),
+- ``rollouts``, ``rollouts_failed``: counts; of groups ``groups_accepted``, ``groups_equal_rewards`` (those of them whose samples all have one
+  reward: no advantage; dynamic sampling lets none in), ``groups_uniform`` (dropped by it: nothing to learn),
   ``groups_broken`` (dropped: too few samples), ``groups_replaced`` (dropped ones in whose place another prompt was taken),
   ``groups_carried`` (went on into the next step, which counts their rollouts), ``groups_stale`` (accepted, but too old)
 - ``staleness``, ``staleness_max``: age of the trained tokens in weight versions, mean and largest
 - ``failures``: {kind: rollouts}
 - ``finish``: {why it ended: share} of the finished rollouts' main conversations; ``branches``: further conversations
   per rollout, each a sample of its own
+- ``response_tokens``, ``response_tokens_max``: what the policy wrote in a finished rollout, mean and largest
 - ``tokens_generated``, ``tokens_trained``, ``tokens_total``: tokens that the policy wrote, that went into the loss, with prompts
 - ``seconds``: {``rollouts``, ``training``, ``publishing``, ``saving``, ``total``}, those that apply; in ``rollouts`` the trainer
-  waited for them, which is ``idle_fraction`` of the step. ``generation_s``: how long the batch was being made, perhaps while
-  the trainer learned
+  waited for them, which is ``idle_fraction`` of the step. Evaluations are in no step; ahead of time the next batch is made during
+  them. ``generation_s``: how long the batch was being made, perhaps while the trainer learned
 - ``rollouts_per_s``, ``tokens_per_s`` (generated): per second of ``generation_s``; ``training_tokens_per_s`` (computed: all passes),
   ``trained_tokens_per_s``: per second of training
 - ``loss``, ``grad_norm``, ``learning_rate``, ``entropy``, ``ratio``, ``clip_fraction``, statistics of advantages and whatever else the
   trainer's settings add; ``weight_version``: what was published after the step
+- ``optimizer_steps``: updates that were made; ``updates_skipped``: updates left out, for their loss or gradient was not finite;
+  if all were, there is no ``loss`` and what else is measured in them
 - ``logprob_gap_mean``, ``logprob_gap_max``: |engine - trainer| over the trained tokens, nats; ``probe_gap``: on the probe
 
 ``kind: eval``, held-out prompts (``step`` 0: before training): ``reward`` mean, ``successes`` rollouts with reward 1

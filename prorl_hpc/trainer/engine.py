@@ -6,6 +6,7 @@ Every method but the constructor's pure parts is collective: all ranks call it w
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
@@ -32,6 +33,7 @@ from prorl_hpc.trainer.losses import LossSettings, TokenTerms, training_loss
 from prorl_hpc.trainer.policy import Policy, chunks_of, load_policy
 from prorl_hpc.trainer.prepass import AdvantageFigures, Part, add_advantages, batch_spread
 from prorl_hpc.trainer.reference import Reference
+from prorl_hpc.trainer.skipped_updates import SkippedUpdates
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,14 @@ class StepOutcome:
     metrics: dict[str, float]
     micro_batches: int
     computed_tokens: int
+
+
+@dataclass(frozen=True)
+class _Update:
+    """``sums``: of this rank. ``norm``: of the gradient before clipping, of all ranks; None: no step was made by it."""
+
+    sums: LossSums
+    norm: float | None
 
 
 class Engine:
@@ -69,7 +79,7 @@ class Engine:
         self.device = (
             torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
         )
-        self._in_updates = False
+        self._in_updates, self._skipped = False, SkippedUpdates(config)
         settings = deepspeed_config(config, self.dtype)
         self.stage: int = config.zero_stage
         with out_of_memory.explained(config, "while it loaded the model"):
@@ -111,26 +121,42 @@ class Engine:
     def train(self, batch: TrainingBatch, learning_rate: float) -> StepOutcome:
         """``epochs`` × ``mini_batches`` optimizer steps, each normalised over its whole mini-batch. Raises Stopped before the first of
         them, between micro-batches (alone: layers), never after it; RunError for a token id that the model does not have, before
-        anything has changed, and for memory that ran out."""
+        anything has changed, for memory that ran out, and for steps in a row without one finite gradient (skipped_updates)."""
         check_vocabulary(batch, self.policy.lm.config.get_text_config().vocab_size)
         config = self.config
         minis = batch.mini_batches(config.mini_batches, config) if config.mini_batches > 1 else [batch]
         shares = [self._share(mini) for mini in minis]
         longest = max(part.longest_row for share in shares for part in share)
-        sums, norms = LossSums(), []
+        updates: list[_Update] = []
         with out_of_memory.explained(config, f"in a step whose longest row has {longest} tokens"):
             advantages = self._before_updates(batch, shares)
             try:
                 for _ in range(config.epochs):
                     for share in shares:
-                        norms.append(self._update(share, learning_rate, sums))
+                        updates.append(self._update(share, learning_rate))
             finally:
                 self._in_updates = False
-        metrics = self._over_ranks(sums).means()
-        metrics |= {"loss": metrics["loss"] / len(norms), "grad_norm": sum(norms) / len(norms)}
-        metrics |= advantages.metrics() | {"optimizer_steps": float(len(norms))}
+        metrics = self._metrics(updates, learning_rate) | advantages.metrics()
         tokens = config.epochs * sum(self._gather(sum(len(row) for share in shares for p in share for row in p.rows)))
         return StepOutcome(metrics, sum(map(len, shares)), tokens)
+
+    def _metrics(self, updates: Sequence[_Update], learning_rate: float) -> dict[str, float]:
+        """Of the updates that were made; the others are counted. RunError where they are too many."""
+        made, skipped, norms = LossSums(), LossSums(), []
+        for update in updates:
+            if update.norm is None:
+                skipped += update.sums
+            else:
+                made += update.sums
+                norms.append(update.norm)
+        left_out = len(updates) - len(norms)
+        loss = self._over_ranks(skipped).loss / left_out if left_out else 0.0
+        self._skipped.count(left_out, len(updates), learning_rate, loss)
+        counts = {"optimizer_steps": float(len(norms)), "updates_skipped": float(left_out)}
+        if not norms:
+            return counts
+        means = self._over_ranks(made).means()
+        return means | {"loss": means["loss"] / len(norms), "grad_norm": sum(norms) / len(norms)} | counts
 
     def _share(self, batch: TrainingBatch) -> list[Part]:
         """This rank's micro-batches, as many as every other rank has."""
@@ -162,24 +188,35 @@ class Engine:
             return batch_spread(batch)
         return add_advantages(parts, config, self.device, self._gather)
 
-    def _update(self, share: Sequence[Part], learning_rate: float, sums: LossSums) -> float:
-        """One optimizer step; adds to ``sums`` and returns the gradient's norm before clipping."""
-        settings = LossSettings.of(self.config)
+    def _update(self, share: Sequence[Part], learning_rate: float) -> _Update:
+        """One optimizer step, or none on any rank where the loss or the gradient is not finite."""
+        settings, sums = LossSettings.of(self.config), LossSums()
         for index, part in enumerate(share):
             self._stop_together()
             self._deepspeed.set_gradient_accumulation_boundary(index == len(share) - 1)
-            loss, part_sums = training_loss(self._terms(part, collate(part.rows, self.device)), settings)
+            terms = self._terms(part, collate(part.rows, self.device))
+            loss, part_sums = training_loss(terms, settings)
             # What the updates of this step have changed is no difference between engine and trainer.
             drifted = self._in_updates and self.config.proximal == "engine"
             sums += part_sums.without_gap() if drifted else part_sums
+            if not math.isfinite(part_sums.loss):
+                # Where a clip hides the term that is not finite, the gradient could be. This one is not, on any rank.
+                loss = terms.logprobs.sum() * math.nan
             # DeepSpeed averages gradients over the ranks; the weights are already shares in the global batch.
             self._deepspeed.backward(loss * self.world)
         set_learning_rate(self._deepspeed.optimizer, learning_rate, self.config)
         norm = self._plain_gradient_norm()
+        if norm is not None and self._on_any_rank(not math.isfinite(norm)):
+            self._deepspeed.zero_grad()
+            return _Update(sums, None)
         # From here on the step is carried through: half of its updates would be no state to resume from.
         self._in_updates = True
         self._deepspeed.step()
-        return float(self._deepspeed.get_global_grad_norm()) if norm is None else norm
+        if (
+            not self._deepspeed.was_step_applied()
+        ):  # all but the plain optimizer look at the norm, of all ranks, themselves
+            return _Update(sums, None)
+        return _Update(sums, float(self._deepspeed.get_global_grad_norm()) if norm is None else norm)
 
     def _terms(self, part: Part, micro: MicroBatch) -> TokenTerms:
         logprobs, entropy, values = self._deepspeed(*micro.inputs, self.config.temperature, part.chunks)
@@ -215,11 +252,14 @@ class Engine:
     def _stop_together(self) -> None:
         if self._in_updates:
             return
-        flag = torch.tensor([int(self.stop.requested)])
+        if self._on_any_rank(self.stop.requested):
+            raise Stopped
+
+    def _on_any_rank(self, mine: bool) -> bool:
+        flag = torch.tensor([int(mine)])
         if self.world > 1:
             dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.commands)
-        if flag.item():
-            raise Stopped
+        return bool(flag.item())
 
     def _gather(self, mine: T) -> list[T]:
         """``mine`` of every rank."""

@@ -4,6 +4,7 @@ is to blame."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -23,6 +24,8 @@ _WANTED = {
     "Cannot assign str to": "names and values, written {name: value}",
 }
 """What OmegaConf says of a value of another shape, and what it means."""
+_SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(?:\+\+)?(.*)'")
+"""How Hydra begins what it says of several values without --multirun."""
 _SEE = "`prorl-hpc launch --help` lists every setting"
 
 
@@ -33,6 +36,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         reason = str(error).splitlines()[-2].strip()
         return f"{error.override!r} is not an override: {reason}. Write group=choice or name=value"
+    if several := _SEVERAL.match(str(error)):
+        return _explain_several(several[1])
     cause = _cause(error)
     if isinstance(cause, MissingMandatoryValue):
         return f"{cause.full_key or 'a setting'} must be given: {cause.full_key}=…"
@@ -63,6 +68,8 @@ def blamed_override(error: Exception, arguments: list[str], own_dir: Path | None
         )
     if isinstance(error, OverrideParseException):
         return next((word for word in arguments if word == error.override), None)
+    if several := _SEVERAL.match(str(error)):
+        return next((word for word in arguments if word == several[1]), None)
     if isinstance(error, MissingConfigException):
         key = str(error.missing_cfg_file or "").rpartition("/")[0]
         if not key:
@@ -93,6 +100,14 @@ def _key(error: Exception) -> str:
 def _quoted_group(error: Exception) -> str:
     """Hydra names a group only in its text: Could not override 'clustr'."""
     return str(error).partition("'")[2].partition("'")[0].partition("@")[0]
+
+
+def _explain_several(word: str) -> str:
+    name, _, values = word.partition("=")
+    told = f"{word}: several values are a run for each, and need -m: `prorl-hpc launch -m {word} …`"
+    if name in groups() or "(" in values:  # range(1,3) and the like
+        return told
+    return f"{told}. A list is written {name}=[{values}], a text with a comma in quotes: '{name}=\"{values}\"'"
 
 
 def _explain_choice(error: MissingConfigException) -> str:

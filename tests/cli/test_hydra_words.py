@@ -48,6 +48,15 @@ def test_errors_of_a_sweep_and_of_a_printed_configuration_are_told_together(caps
     assert capsys.readouterr().out == ""
 
 
+def test_several_values_without_multirun_are_told_the_flag() -> None:
+    assert told("trainer=grpo,rloo") == (
+        "trainer=grpo,rloo: several values are a run for each, and need -m: `prorl-hpc launch -m trainer=grpo,rloo …`"
+    )
+    assert "A list is written trainer.steps=[1,2]" in told("trainer.steps=1,2")
+    assert "need -m: `prorl-hpc launch -m trainer.steps=range(1,3) …`" in told("trainer.steps=range(1,3)")
+    assert told("trainer=grpo,rloo", "engine.env.A=1,2", "trainer.stps=1").startswith("3 things are wrong:")
+
+
 @pytest.mark.parametrize(
     ("flag", "meant"),
     [("--dryrun", "--dry-run"), ("--dry", "--dry-run"), ("--detached", "--detach"), ("--multi-run", "--multirun")],

@@ -186,11 +186,11 @@ def _training(snapshot: Snapshot) -> RenderableType:
     if rewards := snapshot.rewards:
         last = " ".join(number(reward) for reward in rewards[-5:])
         lines.append(Text.assemble(("reward    ", "dim"), (sparkline(rewards), "green"), f"  {last}"))
-    if trainer.heldout_start is not None:
-        held = f"{number(trainer.heldout_start, 3)} before"
-        if trainer.heldout_last is not None and len(snapshot.evals) > 1:
-            held += f", {number(trainer.heldout_last, 3)} now ({count(len(snapshot.evals), 'evaluation')})"
-        lines.append(Text.assemble(("held-out  ", "dim"), held))
+    held = [] if trainer.heldout_start is None else [f"{number(trainer.heldout_start, 3)} before"]
+    if trainer.heldout_last is not None and len(snapshot.evals) > 1:
+        held.append(f"{number(trainer.heldout_last, 3)} now ({count(len(snapshot.evals), 'evaluation')})")
+    if held:
+        lines.append(Text.assemble(("held-out  ", "dim"), ", ".join(held)))
     if told := _last_step(snapshot):
         lines.append(Text.assemble(("last step ", "dim"), told))
     return Group(*lines)

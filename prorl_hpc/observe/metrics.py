@@ -23,14 +23,20 @@ Every line has ``kind``, ``step`` and ``time`` (seconds since the epoch).
   them. ``generation_s``: how long the batch was being made, perhaps while the trainer learned
 - ``rollouts_per_s``, ``tokens_per_s`` (generated): per second of ``generation_s``; ``training_tokens_per_s`` (computed: all passes),
   ``trained_tokens_per_s``: per second of training
-- ``loss``, ``grad_norm``, ``learning_rate``, ``entropy``, ``ratio``, ``clip_fraction``, statistics of advantages and whatever else the
-  trainer's settings add; ``weight_version``: what was published after the step
+- ``loss``, ``grad_norm``, ``learning_rate``, ``entropy``, ``ratio``, ``clip_fraction`` (and ``_low``, ``_high``); ``ppo_kl``: mean of
+  log π_old − log π_θ over all updates; ``weight_version``: what was published after the step
+- ``advantage_mean``, ``_std``, ``_min``, ``_max``: with ``advantage=gae`` before they are whitened; with it too ``value_loss``,
+  ``value_clip_fraction``, and of the values before the first update ``value_mean``, ``return_mean``, ``explained_variance``
+- ``kl`` (to the reference model), ``dual_clip_fraction``, ``correction_mean``, ``correction_max``, ``masked_fraction``: where their
+  settings are on. What was not measured is left out and never 0
 - ``optimizer_steps``: updates that were made; ``updates_skipped``: updates left out, for their loss or gradient was not finite;
   if all were, there is no ``loss`` and what else is measured in them
-- ``logprob_gap_mean``, ``logprob_gap_max``: |engine - trainer| over the trained tokens, nats; ``probe_gap``: on the probe
+- ``logprob_gap_mean``, ``logprob_gap_max``: |engine - trainer| over the trained tokens, nats, without what the step's own updates
+  change: with ``proximal=engine`` those of its first update alone; ``probe_gap``: on the probe
 
 ``kind: eval``, held-out prompts (``step`` 0: before training): ``reward`` mean, ``successes`` rollouts with reward 1
-of ``rollouts`` finished ones, ``seconds`` (a number), ``weight_version`` that all of them are of.
+of ``rollouts`` finished ones, ``seconds`` (a number, in no step's), ``weight_version`` that all of them are of. ``held_out``: {``prompts``,
+``samples``, ``temperature``, ``digest``} of what was evaluated: rewards can be compared where it is equal.
 """
 
 from __future__ import annotations

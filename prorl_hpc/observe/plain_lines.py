@@ -111,7 +111,7 @@ def _eval_line(record: dict[str, object]) -> str:
 def _step_line(record: dict[str, object], snapshot: Snapshot) -> str:
     steps = f"/{snapshot.trainer.steps}" if snapshot.trainer is not None else ""
     parts = [f"step {record['step']}{steps}", f"reward {number(record.get('reward'), 3)}"]
-    groups = [f"{record[key]} {key.removeprefix('groups_')}" for key in GROUP_KEYS if record.get(key)]
+    groups = [f"{record[key]} {key.removeprefix('groups_').replace('_', ' ')}" for key in GROUP_KEYS if record.get(key)]
     if groups:
         parts.append("groups " + ", ".join(groups))
     if (seconds := step_seconds(record)) is not None:
@@ -122,4 +122,11 @@ def _step_line(record: dict[str, object], snapshot: Snapshot) -> str:
     return "  ".join(parts)
 
 
-GROUP_KEYS = ("groups_accepted", "groups_uniform", "groups_broken", "groups_carried", "groups_stale")
+GROUP_KEYS = (
+    "groups_accepted",
+    "groups_equal_rewards",
+    "groups_uniform",
+    "groups_broken",
+    "groups_carried",
+    "groups_stale",
+)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from prorl_hpc.config.held_out import holds_out, told_held_out
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.observe.algorithm import algorithm_told
 from prorl_hpc.observe.attempts import EndRecord, attempt_stories
 from prorl_hpc.observe.markdown import markdown_table
 from prorl_hpc.observe.reading import read_tolerantly
+from prorl_hpc.observe.report_results import results_section
 from prorl_hpc.observe.report_throughput import throughput_section
 from prorl_hpc.observe.restarts import read_restarts
 from prorl_hpc.observe.reward_plot import draw_reward_plot
-from prorl_hpc.observe.run_figures import RunFigures, wilson_interval
+from prorl_hpc.observe.run_figures import RunFigures
 from prorl_hpc.observe.wording import clock, count, finishes_told, number
 
 
@@ -31,11 +32,11 @@ def write_report(run: RunDirectory) -> Path:
     sections = [_head(run, config, figures)]
     if config.trainer.enabled:
         draw_reward_plot(figures, run.run_id, run.reward_plot)
-        sections += [_results(figures), "![reward per step](reward.png)"]
+        sections += [results_section(run, figures), "![reward per step](reward.png)"]
     sections += [
         _attempts(run),
         throughput_section(figures),
-        _groups(figures),
+        _groups(config, figures),
         _policies(figures),
         _agreement(figures),
         _places(run, figures),
@@ -81,6 +82,8 @@ def _head(run: RunDirectory, config: ProrlConfig, figures: RunFigures) -> str:
     rows = [
         ("status", f"**{status}**" + (f" ({why})" if why else "")),
         *(training if trainer.enabled else [("trainer", "none: the rollout service alone")]),
+        *([("algorithm", algorithm_told(trainer))] if trainer.enabled else []),
+        *([("learning rate", f"{trainer.learning_rate:g}")] if trainer.enabled else []),
         ("model", f"{config.model.name}, served by `engine.kind={config.engine.kind}`"),
         ("task", config.task.name),
         *([("held-out rows", told_held_out(config.task))] if trainer.enabled and holds_out(config.task) else []),
@@ -124,34 +127,6 @@ def _failure(run: RunDirectory) -> str:
     return text + (f"\n\nThe whole log: `{failure.log}`" if failure.log else "")
 
 
-def _results(figures: RunFigures) -> str:
-    rows = []
-    if figures.evals:
-        rows.append(("held-out reward before training", _evaluation(figures.evals[0])))
-        if len(figures.evals) > 1:
-            after = f"held-out reward after step {figures.evals[-1]['step']}"
-            rows.append((after, _evaluation(figures.evals[-1])))
-    rewards = [r for r in figures.steps if isinstance(r.get("reward"), int | float)]
-    if rewards:
-        rows.append(("training reward, first step", number(rewards[0]["reward"], 3)))
-        best = max(rewards, key=lambda r: float(r["reward"]))
-        rows.append(("training reward, last step", number(rewards[-1]["reward"], 3)))
-        rows.append(("training reward, best step", f"{number(best['reward'], 3)} (step {best['step']})"))
-    if not rows:
-        return "## Results\n\nNo step was finished and nothing was evaluated."
-    return "## Results\n\n" + markdown_table(("", ""), rows)
-
-
-def _evaluation(record: dict[str, Any]) -> str:
-    """Reward with counts and a 95 % Wilson interval of the success rate."""
-    successes, trials = record.get("successes"), record.get("rollouts")
-    if not isinstance(successes, int) or not isinstance(trials, int) or not trials:
-        return number(record.get("reward"), 3)
-    low, high = wilson_interval(successes, trials)
-    rate = f"{successes} of {trials} solved, 95 % interval of the success rate {low:.1%} to {high:.1%}"
-    return f"{number(record.get('reward'), 3)} ({rate})"
-
-
 def _attempts(run: RunDirectory) -> str:
     """Of a run that took more than one, or lost nodes."""
     stories = attempt_stories(run, living=True)
@@ -171,11 +146,13 @@ def _attempts(run: RunDirectory) -> str:
     return "## Attempts\n\n" + markdown_table(("attempt", "begun", "took", "ending", "reason", "lost nodes"), rows)
 
 
-def _groups(figures: RunFigures) -> str:
+def _groups(config: ProrlConfig, figures: RunFigures) -> str:
+    of_equal = "the value head alone tells them apart" if config.trainer.advantage == "gae" else "so no advantage"
     rows = []
     for key, meaning in (
         ("groups_accepted", "accepted: trained on"),
-        ("groups_uniform", "uniform: all samples had the same reward, so nothing to learn"),
+        ("groups_equal_rewards", f"of these: all samples had the same reward, {of_equal}"),
+        ("groups_uniform", "uniform: dropped, all samples had the same reward, so nothing to learn"),
         ("groups_broken", "broken: too few samples finished"),
         ("groups_replaced", "replaced: another prompt was taken in place of a uniform or broken one"),
         ("groups_stale", "stale: accepted, but older than `trainer.staleness` allows, so not trained on"),

@@ -109,6 +109,11 @@ class RunFigures:
         return dict(sums.most_common())
 
     @property
+    def evaluation_seconds(self) -> float:
+        """Of all evaluations, which are no part of any step."""
+        return float(sum(record["seconds"] for record in self.evals if _is_number(record.get("seconds"))))
+
+    @property
     def idle_fraction(self) -> float | None:
         """Share of the steps' time in which the trainer waited for rollouts."""
         timed = [r["seconds"] for r in self.steps if isinstance(r.get("seconds"), dict)]

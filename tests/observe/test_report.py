@@ -88,6 +88,58 @@ def test_report_of_a_finished_run(run: RunDirectory) -> None:
     assert run.reward_plot.read_bytes().startswith(PNG)
 
 
+def test_report_names_the_algorithm_the_best_model_and_the_last_steps_spread(run: RunDirectory) -> None:
+    fill(run)
+    log = MetricsLog(run.metrics_file)
+    log.append({"kind": "step", "step": 5, "loss": 0.1, "entropy": 1.25, "clip_fraction": 0.02})
+    log.append({"kind": "step", "step": 6, "reward": 0.9})  # nothing was trained
+    (run.checkpoints / "best").mkdir()
+    write_json(run.checkpoints / "best" / "best.json", {"step": 4, "reward": 0.9375, "held_out": {}})
+    text = write_report(run).read_text()
+    for part in (
+        "| algorithm | `advantage=group`, `policy_loss=clip (clip_low=0.2, clip_high=0.28)`, `aggregation=token_mean`",
+        "1 update per step",
+        "| learning rate | 3e-05 |",
+        f"| best held-out reward | 0.938 after step 4: `{run.checkpoints / 'best'}` |",
+        "| entropy, nats, last step with an update | 1.250 |",
+        "| share of tokens clipped, last step with an update | 0.020 |",
+    ):
+        assert part in text, part
+    assert "cannot be compared" not in text
+
+
+def test_report_tells_of_accepted_groups_that_taught_nothing(run: RunDirectory) -> None:
+    MetricsLog(run.metrics_file).append({"kind": "step", "step": 1, "groups_accepted": 8, "groups_equal_rewards": 7})
+    assert "| of these: all samples had the same reward, so no advantage | 7 |" in write_report(run).read_text()
+
+
+def test_held_out_rewards_over_other_rows_are_not_set_side_by_side_in_silence(run: RunDirectory) -> None:
+    log = MetricsLog(run.metrics_file)
+    for step, prompts in ((0, 64), (4, 8)):
+        held_out = {"prompts": prompts, "samples": 1, "temperature": 1.0, "digest": f"d{prompts}"}
+        log.append({"kind": "eval", "step": step, "reward": 0.5, "held_out": held_out})
+    text = write_report(run).read_text()
+    assert "**held-out rewards cannot be compared**" in text
+    assert "64 prompts × 1 at temperature 1.0 (rows d64) first, 8 prompts × 1 at temperature 1.0 (rows d8) last" in text
+
+
+def test_evaluations_have_a_place_in_the_time(run: RunDirectory) -> None:
+    log = MetricsLog(run.metrics_file)
+    for step in (0, 1, 2):
+        log.append({"kind": "eval", "step": step, "reward": 0.5, "seconds": 10.0})
+        if step:
+            log.append({"kind": "step", "step": step, "seconds": {"rollouts": 5.0, "training": 30.0, "total": 35.0}})
+    text = write_report(run).read_text()
+    for part in (
+        "| seconds per step | 35.0 |",
+        "| seconds per step, evaluations included | 50.0 |",
+        "| trainer idle, waiting for rollouts | 14% of the steps' time |",
+        "| trainer idle, waiting for rollouts or an evaluation | 40% of the whole time |",
+        "| evaluating | 0:30 | 30% |",
+    ):
+        assert part in text, part
+
+
 def test_rates_are_those_of_making_batches_where_that_is_known(run: RunDirectory) -> None:
     log = MetricsLog(run.metrics_file)
     for step in (1, 2):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl_hpc.config.deepspeed_keys import LENIENT, RECORDED, STRICT
+from prorl_hpc.config.deepspeed_optimizers import optimizer_problems
 from prorl_hpc.config.trainer_schema import TrainerConfig
 
 TAKES_EFFECT = frozenset(
@@ -82,6 +83,8 @@ def deepspeed_problems(config: TrainerConfig) -> Iterator[str]:
     where = _where(config)
     yield from _ignored(given, where)
     yield from _contradictions(given, config, where)
+    if isinstance(optimizer := given.get("optimizer"), dict):
+        yield from optimizer_problems(optimizer, config, where)
     if config.offload == "optimizer" and config.zero_stage < 1:
         yield "trainer.offload=optimizer needs trainer.zero_stage=1, 2 or 3, for ZeRO is what offloads"
     if config.offload == "all" and config.zero_stage != 3:
@@ -105,8 +108,9 @@ def _contradictions(given: dict[str, Any], config: TrainerConfig, where: str) ->
             )
         if device == "none" and config.offload in allowed:
             yield f"{where}: zero_optimization.{section}.device='none' contradicts trainer.offload={config.offload}"
-    if isinstance(optimizer := given.get("optimizer"), dict) and not optimizer.get("type"):
-        yield f"{where}: optimizer has no type; leave it out for torch's AdamW, or give one that DeepSpeed knows, such as AdamW"
+    for keys in (("bf16", "check_grad_overflow"), ("zero_optimization", "compute_grad_norm")):
+        if _at(given, keys) is False:
+            yield f"{where}: {'.'.join(keys)}=False would let a gradient that is not finite into the weights: leave it out"
 
 
 def _ignored(given: dict[str, Any], where: str) -> Iterator[str]:

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from prorl_hpc.config.deepspeed_json import deepspeed_problems, merged, user_deepspeed
+from prorl_hpc.config.deepspeed_optimizers import optimizer_parameters
 from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.messages.errors import ConfigError
-
-_WITH_BETAS = {"adam", "adamw", "lamb", "lion", "adamax", "nadam", "radam"}
 
 
 def choose_dtype(name: str) -> torch.dtype:
@@ -50,9 +49,9 @@ def deepspeed_config(config: TrainerConfig, dtype: torch.dtype) -> dict[str, Any
         )
     if "optimizer" in both:
         section = both["optimizer"]
-        ours = _adam_arguments(config)
-        if str(section.get("type", "")).lower() not in _WITH_BETAS:
-            del ours["betas"]
+        # torch_adam: DeepSpeed's own Adam would be compiled at the start, too.
+        ours = _adam_arguments(config) | {"torch_adam": True}
+        ours = {name: x for name, x in ours.items() if name in (optimizer_parameters(section["type"]) or ())}
         both["optimizer"] = section | {"params": ours | section.get("params", {})}
     if given:
         _check_sections(both)

@@ -6,6 +6,7 @@ import pytest
 
 from prorl_hpc.config import deepspeed_json
 from prorl_hpc.config.deepspeed_json import deepspeed_problems, user_deepspeed
+from prorl_hpc.config.deepspeed_optimizers import OPTIMIZERS
 from prorl_hpc.config.schema import TrainerConfig
 
 
@@ -47,6 +48,27 @@ def problems(given=None, **settings) -> str:
         ({"bf16": {"enable": True}}, "'bf16.enable' is refused by DeepSpeed"),
         ({"zero_optimization": 2}, "'zero_optimization' must be an object"),
         ({"bf16": {"enabled": True}}, "bf16.enabled=True contradicts trainer.dtype=float32"),
+        ({"bf16": {"check_grad_overflow": False}}, "would let a gradient that is not finite into the weights"),
+        (
+            {"zero_optimization": {"compute_grad_norm": False}},
+            "would let a gradient that is not finite into the weights",
+        ),
+        (
+            {"optimizer": {"type": "Foo"}},
+            "optimizer.type='Foo' cannot be used here: choose one of AdamW, Adam, SGD, Ad",
+        ),
+        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type='OneBitAdam' cannot be used here"),
+        ({"optimizer": {"type": "Muon"}}, "optimizer.type='Muon' cannot be used here"),
+        ({"optimizer": {"type": "sgd"}}, "did you mean SGD?"),
+        ({"optimizer": {"type": 3}}, "optimizer.type=3 cannot be used here"),
+        (
+            {"optimizer": {"type": "SGD", "params": {"momentm": 0.9}}},
+            "'optimizer.params.momentm' is no parameter of SGD; did you mean 'momentum'?",
+        ),
+        (
+            {"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.95]}}},
+            "'optimizer.params.betas' is no parameter of",
+        ),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
             "contradicts trainer.offload=none: set trainer.offload=optimizer",
@@ -62,6 +84,17 @@ def test_what_takes_effect_is_let_through():
     assert not problems({"zero_optimization": {"stage": 1, "reduce_bucket_size": 5}, "gradient_clipping": 1.0})
     nvme = {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/local"}}}
     assert not problems(nvme, offload="optimizer", zero_stage=3)
+
+
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, "adamw", "ADAM"])
+def test_optimizers_that_can_be_used_are_let_through(kind):
+    assert not problems({"optimizer": {"type": kind, "params": {"lr": "auto", "weight_decay": 0.0}}})
+
+
+def test_betas_that_an_optimizer_does_not_have_are_refused():
+    told = problems({"optimizer": {"type": "SGD"}}, adam_betas=[0.8, 0.9])
+    assert "trainer.adam_betas=[0.8, 0.9] has no effect with optimizer.type='SGD' (trainer.deepspeed)" in told
+    assert not problems({"optimizer": {"type": "NAdam"}}, adam_betas=[0.8, 0.9])
 
 
 def test_a_newer_deepspeed_judges_its_keys_itself(monkeypatch):

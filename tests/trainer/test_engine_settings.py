@@ -11,6 +11,7 @@ from plain_step import LEARNING_RATE, config_of
 from trainer_samples import training_samples
 from two_ranks import momenta
 
+from prorl_hpc.config.deepspeed_optimizers import OPTIMIZERS
 from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.trainer import out_of_memory
@@ -45,6 +46,17 @@ def test_a_json_of_ones_own_takes_effect(make_engine, tmp_path):
     engine = make_engine(deepspeed_file=str(file), deepspeed={"optimizer": {"type": "SGD"}}, zero_stage=2)
     assert engine._deepspeed.optimizer.reduce_bucket_size == 1234567
     assert isinstance(engine._deepspeed.basic_optimizer, torch.optim.SGD)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_optimizer_that_is_let_through_trains_and_resumes(make_engine, kind, stage):
+    settings = {"deepspeed": {"optimizer": {"type": kind}}, "zero_stage": stage, "max_grad_norm": 1.0}
+    engine = stepped(make_engine, **settings)
+    assert type(engine._deepspeed.basic_optimizer).__module__.startswith("torch.optim")
+    resumed = make_engine(**settings)
+    resumed.load_optimizer_state(engine.optimizer_state())
+    assert resumed.train(training_samples(settings=engine.config), 1e-3).metrics["optimizer_steps"] == 1
 
 
 def test_a_json_that_would_be_ignored_stops_the_start(make_engine):

@@ -17,10 +17,11 @@ import msgspec
 
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.trainer.checkpoint import STATE_DIRECTORY, step_directory
-from prorl_hpc.trainer.checkpoint_files import Writing, write_model
+from prorl_hpc.trainer.checkpoint_files import Writing, remove, write_model
 from prorl_hpc.trainer.engine import Engine
 from prorl_hpc.trainer.heldout_set import HeldOutSet
 from prorl_hpc.trainer.manifest import MANIFEST, read_manifest
+from prorl_hpc.trainer.removing import clear_away, discard
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,13 @@ class BestModel(msgspec.Struct, frozen=True):
 
 
 def best(checkpoints: Path) -> BestModel | None:
-    return read_json(checkpoints / LINK / _RECORD, BestModel)
+    """What is kept; None if nothing is, or nobody can tell what."""
+    record = checkpoints / LINK / _RECORD
+    try:
+        return read_json(record, BestModel)
+    except (OSError, msgspec.MsgspecError) as error:
+        log.warning("%s cannot be read (%s): the best model is looked for anew", record, error)
+        return None
 
 
 def is_better(checkpoints: Path, new: BestModel) -> bool:
@@ -65,8 +72,8 @@ def keep(engine: Engine, checkpoints: Path, model_directory: Path, new: BestMode
     with Writing(engine, checkpoints, name) as writing:
         if not writing.there:
             _write(writing, step_directory(checkpoints, new.step), model_directory, new)
+        writing.together(lambda: _link(checkpoints, name) if writing.lead else None)
         if writing.lead:
-            _link(checkpoints, name)
             log.info("checkpoints/%s is the model of step %d: held-out reward %.3f", LINK, new.step, new.reward)
 
 
@@ -77,8 +84,7 @@ def _write(writing: Writing, same_step: Path, model_directory: Path, new: BestMo
         writing.together(lambda: _link_files(writing, same_step))
     else:
         writing.together(lambda: write_model(writing, model_directory))
-    if writing.lead:
-        writing.json(_RECORD, new)
+    writing.together(lambda: writing.json(_RECORD, new) if writing.lead else None)
     writing.finish()
 
 
@@ -91,7 +97,7 @@ def _link_files(writing: Writing, checkpoint: Path) -> None:
     if not writing.lead:
         return
     for file in checkpoint.iterdir():
-        if file.name in (STATE_DIRECTORY, MANIFEST):
+        if file.name in (STATE_DIRECTORY, MANIFEST) or not file.is_file():
             continue
         try:
             os.link(file, writing.aside / file.name)
@@ -101,10 +107,12 @@ def _link_files(writing: Writing, checkpoint: Path) -> None:
 
 
 def _link(checkpoints: Path, name: str) -> None:
-    aside = checkpoints / f".{LINK}.new"
-    aside.unlink(missing_ok=True)
+    link, aside = checkpoints / LINK, checkpoints / f".{LINK}.new"
+    discard(aside)
     aside.symlink_to(name)
-    aside.replace(checkpoints / LINK)
+    if link.is_dir() and not link.is_symlink():  # a copy that followed the link
+        remove(link)
+    aside.replace(link)
     for older in checkpoints.glob(".best-*"):
         if older.name != name:
-            shutil.rmtree(older)
+            clear_away(older)

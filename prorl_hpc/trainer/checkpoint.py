@@ -11,7 +11,6 @@ leaves half of one. What a disk does to it afterwards, ``manifest.json`` shows.
 from __future__ import annotations
 
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic as clock
@@ -22,14 +21,16 @@ import torch
 
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import RunError
-from prorl_hpc.trainer.checkpoint_files import Writing, remove, write_model
+from prorl_hpc.trainer.checkpoint_files import Writing, damaged_name, remove, write_model
 from prorl_hpc.trainer.engine import Engine
-from prorl_hpc.trainer.manifest import damage
+from prorl_hpc.trainer.manifest import damage, lacking
 from prorl_hpc.trainer.random_state import random_state, set_random_state
+from prorl_hpc.trainer.removing import discard
 
 log = logging.getLogger(__name__)
 
 STATE_DIRECTORY = "trainer_state"
+STATE_FILE, EXTRA_FILE = f"{STATE_DIRECTORY}/state.json", f"{STATE_DIRECTORY}/extra.pt"
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ def all_checkpoints(checkpoints: Path) -> list[Path]:
 def latest(checkpoints: Path) -> Checkpoint | None:
     """The newest checkpoint that is as it was written, or None."""
     for path in reversed(all_checkpoints(checkpoints)):
-        if not damage(path) and (state := _state(path)) is not None:
+        if isinstance(state := _examined(path), SavedState):
             return Checkpoint(path, state)
     return None
 
@@ -86,16 +87,15 @@ def choose(checkpoints: Path, run_id: str) -> Checkpoint | None:
     damaged: list[str] = []
     began = clock()
     for path in reversed(all_checkpoints(checkpoints)):
-        wrong = damage(path)
-        state = _state(path) if not wrong else None
-        if state is not None:
+        state = _examined(path)
+        if isinstance(state, SavedState):
             _check_run(path, state, run_id)
             _set_aside(checkpoints, path, damaged)
             log.info(
                 "going on from %s: every file is as its manifest says (looked at in %.1f s)", path, clock() - began
             )
             return Checkpoint(path, state)
-        damaged += wrong or [f"{path / STATE_DIRECTORY} holds no state to resume from"]
+        damaged += state
     if damaged:
         raise RunError(
             f"no checkpoint in {checkpoints} is as it was written: {'; '.join(damaged)}. Bring the files back from a copy; or, "
@@ -104,8 +104,23 @@ def choose(checkpoints: Path, run_id: str) -> Checkpoint | None:
     return None
 
 
-def _state(path: Path) -> SavedState | None:
-    return read_json(path / STATE_DIRECTORY / "state.json", SavedState)
+def _examined(path: Path) -> SavedState | list[str]:
+    """The state of a checkpoint that is whole and as it was written, else what is wrong with it."""
+    if wrong := damage(path):
+        return wrong
+    file = path / STATE_FILE
+    try:
+        state = read_json(file, SavedState)
+    except (OSError, msgspec.MsgspecError) as error:
+        return [f"{file} cannot be read: {error}"]
+    if state is None:
+        return [f"{file} is not there: expected the state to resume from"]
+    ranks = [_rank_file(rank) for rank in range(state.world)]
+    return lacking(path, ["config.json", STATE_FILE, EXTRA_FILE, *ranks]) or state
+
+
+def _rank_file(rank: int) -> str:
+    return f"{STATE_DIRECTORY}/rank-{rank:05d}.pt"
 
 
 def _check_run(path: Path, state: SavedState, run_id: str) -> None:
@@ -123,8 +138,8 @@ def _set_aside(checkpoints: Path, chosen: Path, damaged: list[str]) -> None:
         log.error("damaged: %s", wrong)
     for path in all_checkpoints(checkpoints):
         if path != chosen and int(path.name.removeprefix("step-")) > int(chosen.name.removeprefix("step-")):
-            aside = path.with_name(f"{path.name}.damaged")
-            shutil.rmtree(aside, ignore_errors=True)
+            aside = damaged_name(path)
+            discard(aside)
             path.rename(aside)
             log.error("%s is not as it was written: %s is used; the other is now %s", path, chosen, aside)
 
@@ -161,10 +176,10 @@ def _write(writing: Writing, model_directory: Path, state: SavedState) -> None:
 
     def states() -> None:
         own = {"optimizer": optimizer, "random": random_state()}
-        writing.torch_save(own, f"{STATE_DIRECTORY}/rank-{engine.rank:05d}.pt")
+        writing.torch_save(own, _rank_file(engine.rank))
         if writing.lead:
-            writing.torch_save(extra, f"{STATE_DIRECTORY}/extra.pt")
-            writing.json(f"{STATE_DIRECTORY}/state.json", state)
+            writing.torch_save(extra, EXTRA_FILE)
+            writing.json(STATE_FILE, state)
 
     writing.together(states)
     writing.together(lambda: write_model(writing, model_directory))
@@ -189,9 +204,9 @@ def restore(engine: Engine, checkpoint: Checkpoint) -> None:
             f"this run has {engine.world}, stage {engine.stage} and {engine.dtype}: resume with the same settings, "
             f"or start a new run with model=path model.path={checkpoint.path}"
         )
-    directory = checkpoint.path / STATE_DIRECTORY
     # weights_only=False: DeepSpeed's state holds objects of its own; the run directory is ours alone (0700).
-    state: dict[str, Any] = torch.load(directory / f"rank-{engine.rank:05d}.pt", map_location="cpu", weights_only=False)
-    engine.load_extra_state(torch.load(directory / "extra.pt", map_location="cpu", weights_only=True))
+    own = checkpoint.path / _rank_file(engine.rank)
+    state: dict[str, Any] = torch.load(own, map_location="cpu", weights_only=False)
+    engine.load_extra_state(torch.load(checkpoint.path / EXTRA_FILE, map_location="cpu", weights_only=True))
     engine.load_optimizer_state(state["optimizer"])
     set_random_state(state["random"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,7 +19,10 @@ from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.trainer.engine import Engine
 from prorl_hpc.trainer.manifest import FileRecord, Sealing, sync, write_manifest
+from prorl_hpc.trainer.removing import clear_away, discard
 from prorl_hpc.trainer.weights import write_index, write_safetensors
+
+log = logging.getLogger(__name__)
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 _SPARE_BYTES = 32 * 1024**2
@@ -38,7 +43,7 @@ class Writing:
         self._engine, self._parent = engine, parent
         self.final, self.aside = parent / name, parent / f".{name}.partial"
         self.lead = engine.rank == 0
-        self.there: bool = self.from_lead(self.final.exists())
+        self.there: bool = self.from_lead(self.final.is_dir())
         self._sealing = Sealing()
         self._names: dict[Path, Path] = {}
         self._needed_bytes = 0
@@ -63,7 +68,7 @@ class Writing:
                 return
             for pattern in (".*.partial", ".*.old"):  # whoever made them was killed
                 for leftover in self._parent.glob(pattern):
-                    shutil.rmtree(leftover)
+                    clear_away(leftover)
             self.aside.mkdir(mode=0o700)
             for directory in directories:
                 (self.aside / directory).mkdir(mode=0o700)
@@ -82,8 +87,9 @@ class Writing:
         if told := [one for one in self._of_all(trouble) if one]:
             raise CheckpointNotWritten(
                 f"{self.final} was not written: {'; '.join(told)}. It needs {_gib(self._needed_bytes)}, and {self._parent} has "
-                f"{_gib(shutil.disk_usage(self._parent).free)} free (a quota may allow less). Make room there; each of "
-                "trainer.keep_checkpoints takes as much. What was saved before is whole"
+                f"{_gib(shutil.disk_usage(self._parent).free)} free (a quota may allow less); each of "
+                "trainer.keep_checkpoints takes as much. Make room there, or mend what is told of a rank. What was saved before "
+                "is whole"
             )
 
     # --- files ---
@@ -130,6 +136,8 @@ class Writing:
                 write_manifest(self.aside, files)
                 for directory in {self.aside, *((self.aside / name).parent for name in files)}:
                     sync(directory)
+                if os.path.lexists(self.final):  # a file, or a link to nowhere
+                    self.final.rename(damaged_name(self.final))
                 self.aside.rename(self.final)
                 sync(self._parent)
 
@@ -189,11 +197,21 @@ def _copy_model_files(source: Path, target: Path, dtype: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Under another name first: what is there under its own is whole."""
+    """Under another name first: what is there under its own is whole. What cannot be removed is told and left."""
     aside = path.with_name(f".{path.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
-    shutil.rmtree(aside)
+    try:
+        discard(aside)
+        if path.is_symlink():
+            log.info("%s was a link: %s is left as it is", path, path.resolve())
+        path.rename(aside)
+        discard(aside)
+    except OSError as error:
+        log.warning("%s is no longer needed, and cannot be removed: %s", path, error)
+
+
+def damaged_name(path: Path) -> Path:
+    """Where to put what cannot be used, out of the way of what will be written in its place."""
+    return path.with_name(f"{path.name}.damaged")
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

@@ -20,6 +20,7 @@ import msgspec
 from prorl_hpc.messages.codec import read_json, write_json
 
 MANIFEST = "manifest.json"
+SINGLE_WEIGHT_FILE, WEIGHT_INDEX = "model.safetensors", "model.safetensors.index.json"
 _THREADS = 4
 
 
@@ -37,6 +38,12 @@ class Manifest(msgspec.Struct, frozen=True):
     """``files``: by path, relative to the manifest's directory."""
 
     files: dict[str, FileRecord]
+
+
+class WeightIndex(msgspec.Struct, frozen=True):
+    """Hugging Face's ``model.safetensors.index.json``. ``weight_map``: each tensor's file."""
+
+    weight_map: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -110,13 +117,33 @@ def read_manifest(directory: Path) -> Manifest | str:
 
 
 def damage(directory: Path) -> list[str]:
-    """What is not as ``manifest.json`` says: file, expected, found. Empty: the directory is as it was written."""
+    """What is not as ``manifest.json`` says: file, expected, found; or that it lists no model's weights. Empty: the directory is
+    as it was written."""
     manifest = read_manifest(directory)
     if isinstance(manifest, str):
         return [manifest]
     expected = {directory / name: record for name, record in manifest.files.items()}
     wrong = [w for path, record in expected.items() if (w := _wrong_size(path, record))]
-    return wrong or list(_altered(expected.items()))
+    wrong = wrong or list(_altered(expected.items()))
+    return wrong or _not_listed(directory, manifest, _weight_files(directory, manifest))
+
+
+def lacking(directory: Path, files: Iterable[str]) -> list[str]:
+    """Which of ``files`` the directory's manifest, if it can be read, does not list."""
+    manifest = read_manifest(directory)
+    return [manifest] if isinstance(manifest, str) else _not_listed(directory, manifest, files)
+
+
+def _not_listed(directory: Path, manifest: Manifest, files: Iterable[str]) -> list[str]:
+    return [f"{directory / name}: not in {MANIFEST}" for name in files if name not in manifest.files]
+
+
+def _weight_files(directory: Path, manifest: Manifest) -> list[str]:
+    """Those of the model: one, or the shards that its index names."""
+    if WEIGHT_INDEX not in manifest.files:
+        return [SINGLE_WEIGHT_FILE]
+    index = msgspec.json.decode((directory / WEIGHT_INDEX).read_bytes(), type=WeightIndex)
+    return sorted(set(index.weight_map.values()))
 
 
 def _wrong_size(path: Path, expected: FileRecord) -> str:

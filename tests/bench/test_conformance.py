@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from prorl_hpc.bench import conformance
 from prorl_hpc.bench.conformance import GOAL, Case, deviations, fixtures, relative_error
+from prorl_hpc.bench.figures import Figure
 
 CASES = [pytest.param(case, id=f"{peer}: {case.name}") for peer in conformance.PARTS for case in fixtures(peer).cases]
 
@@ -63,19 +66,59 @@ def test_relative_error() -> None:
     assert relative_error({"a": [[0.0]], "b": 3.0}, {"a": [[0.0]], "b": 3.0}) == 0.0
     assert relative_error([1.0], [1.0, 2.0]) == math.inf
     assert relative_error([math.nan], [1.0]) == math.inf
+    assert relative_error([1.0, 1.0], [1.0, math.nan]) == math.inf
+    assert relative_error({"a": [1.0]}, {}) == relative_error({"a": [1.0]}, {"b": [1.0]}) == math.inf
+    assert relative_error([], []) == math.inf
     assert relative_error([1e-9, 1.0], [0.0, 1.0]) == pytest.approx(1e-6)
 
 
 def test_the_bench_has_a_figure_for_each_quantity(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = conformance.measure(list(conformance.PARTS), True, lambda words: None)
     assert {f.name for f in figures} == {
-        *(f"verl: {q}" for q in ("losses", "gradients", "advantages", "returns")),
-        *(f"trl: {q}" for q in ("losses", "gradients", "length penalties")),
+        *(f"verl: {q}" for q in ("cases", "losses", "gradients", "advantages", "returns")),
+        *(f"trl: {q}" for q in ("cases", "losses", "gradients", "length penalties")),
     }
     assert all(f.holds for f in figures)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (without,) = conformance.measure(["trl"], True, lambda words: None)
     assert without.value is None and "torch is not installed" in without.detail
+
+
+def damaged(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Case]], object]) -> list[Figure]:
+    known = fixtures("trl")
+    cases = copy.deepcopy(known.cases)
+    change(cases)
+    monkeypatch.setattr(conformance, "fixtures", lambda peer: msgspec.structs.replace(known, cases=cases))
+    return conformance.measure(["trl"], True, lambda words: None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cases: cases.clear(),
+        lambda cases: cases.pop(),
+        lambda cases: cases.append(cases[0]) or cases.pop(1),
+        lambda cases: cases[3].expected.clear(),
+        lambda cases: cases[3].expected["gradients"].clear(),
+        lambda cases: cases[3].expected.pop("gradients"),
+        lambda cases: cases[3].expected.update(loss=math.nan),
+        lambda cases: cases[3].expected["gradients"]["logprobs"][0].__setitem__(0, math.nan),
+        lambda cases: cases[3].expected["gradients"]["logprobs"].pop(),
+        lambda cases: cases[3].inputs.pop("mask"),
+        lambda cases: cases.__setitem__(3, msgspec.structs.replace(cases[3], kind="foo")),
+    ],
+)
+def test_damaged_fixtures_do_not_pass(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Case]], object]) -> None:
+    figures = damaged(monkeypatch, change)
+    assert figures and not all(figure.holds for figure in figures)
+
+
+def test_a_case_of_no_kind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (figure,) = damaged(monkeypatch, lambda c: c.__setitem__(3, msgspec.structs.replace(c[3], kind="foo")))
+    assert (
+        f"case {fixtures.__wrapped__('trl').cases[3].name!r} of the fixtures is damaged: it is of kind 'foo'"
+        in figure.detail
+    )
 
 
 def test_the_command_answers_in_json() -> None:

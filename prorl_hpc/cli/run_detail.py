@@ -111,10 +111,11 @@ def detail_json(run: RunDirectory, state: RunState) -> dict[str, Any]:
 def _service_json(snapshot: Snapshot) -> dict[str, Any]:
     service = snapshot.run
     if service is None:
-        return {"paused": False, "draining": [], "policies": []}
+        return {"paused": False, "holds": {}, "draining": [], "policies": []}
     draining = [w.worker_id for w in service.workers if w.draining]
     return {
         "paused": service.paused,
+        "holds": service.holds,
         "draining": draining + [s.server_id for s in service.servers if s.draining],
         "policies": [msgspec.structs.asdict(policy) for policy in service.policies],
     }

@@ -5,7 +5,8 @@ a row is ``id``, ``run`` (directory), ``status`` (waiting, running, draining, su
 unknown, not submitted), ``detail`` (why), ``job``, ``job_kind`` (slurm, local), ``job_state`` and ``reason`` (Slurm's words),
 ``start`` (actual or expected, as Slurm writes it), ``left_s`` (until the time limit), ``submitted`` (seconds since the
 epoch), ``attempt``, ``step``, ``steps``, ``reward``, ``overrides`` (of its launch). With RUN it is that row with ``rewards``,
-``processes`` ({name: {node, phase, detail}}), ``restarts``, ``paused``, ``draining``, ``policies`` ([{policy,
+``processes`` ({name: {node, phase, detail}}), ``restarts``, ``paused``, ``holds`` (seconds for which who holds rollouts
+back, beside a pause), ``draining``, ``policies`` ([{policy,
 newest_version, servers, eligible, rollouts, reward, seconds, finishes, generated_tokens}]: ended rollouts by status, mean
 reward and seconds of those that are done, why conversations ended), ``last_step`` (the newest step's line of metrics.jsonl:
 ``idle_fraction``, ``staleness``, ``weight_version`` and more, see prorl_hpc.observe.metrics), ``lost_nodes`` (of the newest attempt),

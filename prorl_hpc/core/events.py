@@ -99,6 +99,15 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """As a pause, of its own beside it and beside those of other holders, and over by itself after ``for_s`` seconds. A holder's
+    next one takes the place of its last, 0 ends it."""
+
+    holder: str
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """From now on no rollout starts, for good, and a failure that would be tried again uses up no retry: everything
     is about to end. Those that have started go on."""
@@ -148,6 +157,7 @@ Event = (
     | ServerDrains
     | ServerTrouble
     | Pause
+    | Hold
     | Drain
     | Tick
     | StageFinished

@@ -35,6 +35,8 @@ class Placement:
         self.workers: dict[str, Workplace] = {}
         self.servers = ServerBalancer(balancing)
         self.paused = False
+        self.holds: dict[str, float] = {}
+        """Until when who holds rollouts back, beside a pause."""
         self.draining = False
         self.attempts: dict[str, Life] = {}
         """Attempts that are on a worker and wanted."""
@@ -124,6 +126,9 @@ class Placement:
             workplace.remove(attempt_id)
             self._touched[worker_id] = None
 
+    def hold(self, holder: str, until: float) -> None:
+        self.holds[holder] = until
+
     # starting stages
 
     def start_what_fits(self, now: float) -> None:
@@ -136,7 +141,9 @@ class Placement:
                     self._start_evals(workplace, now)
                     self._start_runs(workplace, now)
                     self._rank(workplace)
-        if not self.paused and not self.draining:
+        for holder in [holder for holder, until in self.holds.items() if until <= now]:
+            del self.holds[holder]
+        if not self.paused and not self.draining and not self.holds:
             self._start_inits(now)
 
     def _start_evals(self, workplace: Workplace, now: float) -> None:

@@ -15,6 +15,7 @@ from prorl_hpc.core.events import (
     Command,
     Drain,
     Event,
+    Hold,
     Order,
     Pause,
     Recover,
@@ -117,6 +118,8 @@ class Scheduler:
                 self._placement.touch_all()
             case Pause():
                 self._placement.paused = event.on
+            case Hold():
+                self._placement.hold(event.holder, now + event.for_s)
             case Drain():
                 self._placement.draining = self._population.draining = True
             case Recover():
@@ -131,6 +134,10 @@ class Scheduler:
     @property
     def paused(self) -> bool:
         return self._placement.paused
+
+    def holds(self, now: float) -> dict[str, float]:
+        """Who holds rollouts back beside a pause, and for how many seconds more."""
+        return {holder: until - now for holder, until in self._placement.holds.items() if until > now}
 
     @property
     def draining(self) -> bool:

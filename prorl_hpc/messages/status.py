@@ -94,10 +94,12 @@ class RunStatus(msgspec.Struct, frozen=True):
     batches: list[BatchProgress]
     rollouts_per_s: float
     paused: bool = False
-    """No rollout is started; those under way go on."""
+    """No rollout is started until somebody resumes; those under way go on. Remembered over restarts."""
     policies: list[PolicyStatus] = []
     draining: bool = False
     """The attempt is about to end: no rollout is started any more."""
+    holds: dict[str, float] = {}
+    """Who holds rollouts back for a while, beside ``paused``, and for how many seconds more. None is started until all are over."""
 
 
 class TrainerStatus(msgspec.Struct, frozen=True):

@@ -162,6 +162,8 @@ def _rollout_line(snapshot: Snapshot) -> Text:
         line.append("  draining: those under way may end, none is started", style="yellow")
     elif snapshot.run.paused:
         line.append("  paused: no rollout is started", style="yellow")
+    elif snapshot.run.holds:
+        line.append(f"  held back by {', '.join(snapshot.run.holds)}: no rollout is started", style="yellow")
     for batch in snapshot.run.batches[:2]:
         line.append("\n" + _batch(batch))
     return line

@@ -83,6 +83,7 @@ def heartbeat(snapshot: Snapshot) -> str:
     if (run := snapshot.run) is not None:
         if run.paused:
             parts.append("paused")
+        parts += [f"held back by {holder} for {left_s:.0f} s more" for holder, left_s in run.holds.items()]
         flying = sum(batch.in_flight for batch in run.batches)
         tokens_per_s = sum(server.tokens_per_s for server in run.servers)
         parts.append(f"{flying} in flight, {tokens_per_s:.0f} tokens/s")

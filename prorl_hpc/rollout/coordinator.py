@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from prorl_hpc.config.schema import RolloutConfig
-from prorl_hpc.core.events import Drain, Pause, Recover, ServerDrains, WorkerDrains
+from prorl_hpc.core.events import Drain, Hold, Pause, Recover, ServerDrains, WorkerDrains
 from prorl_hpc.core.policy_choice import PolicyChoice
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.control import AgentToCoordinator, ServerTrouble
@@ -168,6 +168,10 @@ class Coordinator(OrderDesk):
         await noted
         return self.status()
 
+    async def pause_for(self, holder: str, for_s: float) -> RunStatus:
+        self._dispatch.tell(Hold(holder, for_s))
+        return self.status()
+
     def status(self) -> RunStatus:
         now = self._clock()
         outside = self._outside.statuses(self._scheduler.servers.assigned, self._scheduler.servers.draining)
@@ -180,6 +184,7 @@ class Coordinator(OrderDesk):
             self._orders.shown(),
             self._rate.per_s(now),
             self._figures,
+            self._scheduler.holds(now),
         )
 
     def metrics(self) -> bytes:

@@ -123,7 +123,7 @@ def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
 
 def _run(status: RunStatus) -> Iterator[Metric]:
     yield GaugeMetricFamily("prorl_uptime_seconds", "Seconds since the coordinator started", status.uptime_s)
-    yield GaugeMetricFamily("prorl_paused", "1 while no rollout is started", float(status.paused))
+    yield GaugeMetricFamily("prorl_paused", "1 while no rollout is started", float(status.paused or bool(status.holds)))
     rollouts = _gauge("prorl_rollouts", "Rollouts by status, the finished ones of all attempts of the run", ["status"])
     for name, count in sorted(status.rollouts.items()):
         rollouts.add_metric([name], count)

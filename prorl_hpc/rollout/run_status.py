@@ -43,8 +43,9 @@ def run_status(
     batches: list[BatchProgress],
     rollouts_per_s: float,
     figures: PolicyFigures,
+    holds: dict[str, float],
 ) -> RunStatus:
-    """``outside``: servers that are not of this run."""
+    """``outside``: servers that are not of this run. ``holds`` as in RunStatus."""
     balancer = scheduler.servers
     return RunStatus(
         run_id=run_id,
@@ -72,6 +73,7 @@ def run_status(
         rollouts_per_s=rollouts_per_s,
         paused=scheduler.paused,
         draining=scheduler.draining,
+        holds=holds,
         policies=figures.statuses(balancer.policies),
     )
 

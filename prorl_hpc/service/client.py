@@ -214,12 +214,14 @@ class RolloutClient:
         """409 for the run's own. One that is gone already, as when this call is made again, is an error 404."""
         await self._call("DELETE", _path("servers", server_id), dict[str, str])
 
-    async def pause(self) -> RunStatus:
-        """Start no rollout until resumed; those under way go on."""
-        return await self._call("POST", "/v1/pause", RunStatus)
+    async def pause(self, holder: str = "", for_s: float = 0.0) -> RunStatus:
+        """Start no rollout until resumed; those under way go on. With ``holder`` and ``for_s``: a pause of its own, over by itself
+        after so many seconds, at most 3600; the same holder again begins it anew."""
+        return await self._call("POST", f"/v1/pause?{urlencode({'holder': holder, 'for_s': for_s})}", RunStatus)
 
-    async def resume(self) -> RunStatus:
-        return await self._call("POST", "/v1/resume", RunStatus)
+    async def resume(self, holder: str = "") -> RunStatus:
+        """End the lasting pause; with ``holder`` that one's, and no other."""
+        return await self._call("POST", f"/v1/resume?{urlencode({'holder': holder})}", RunStatus)
 
     async def status(self) -> RunStatus:
         return await self._call("GET", "/v1/status", RunStatus)

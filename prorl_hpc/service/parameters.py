@@ -97,6 +97,10 @@ def _status(text: str) -> Status | None:
         raise ValueError(f"one of {', '.join(Status)}") from None
 
 
+HOLDER = _text("holder", "whose pause for a while it is; empty: the lasting one, of everybody")
+FOR_S = _number(
+    "for_s", "seconds after which the holder's pause ends by itself; 0: it lasts, and has no holder", 0, 3600, 0
+)
 WAIT_S = _number("wait_s", "seconds to wait for the result", 0, 60, 0)
 AFTER = _text("after", "the last id of the page before; empty: from the first")
 PAGE_LIMIT = _integer("limit", "the most that one page holds", 1, 1000, 100)

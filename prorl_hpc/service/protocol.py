@@ -99,7 +99,13 @@ class RolloutService(Protocol):
         ...
 
     async def pause(self, on: bool) -> RunStatus:
-        """While paused, what is submitted is accepted and waits; what runs goes on."""
+        """While paused, what is submitted is accepted and waits; what runs goes on. Lasts until it is taken back, also over
+        restarts."""
+        ...
+
+    async def pause_for(self, holder: str, for_s: float) -> RunStatus:
+        """A pause for ``for_s`` seconds from now that is ``holder``'s: beside the lasting one and those of others, neither of
+        which it ends. 0 ends it. It is not on disk: a service that starts anew has forgotten it."""
         ...
 
     def status(self) -> RunStatus: ...

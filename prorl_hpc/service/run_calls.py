@@ -9,8 +9,10 @@ from starlette.responses import Response
 from prorl_hpc.messages.inference import OutsideServer, WeightUpdate, WeightUpdated
 from prorl_hpc.messages.status import PolicyStatus, RunStatus, ServerStatus, WorkerStatus
 from prorl_hpc.service.calls import PROMETHEUS, Asked, Call
+from prorl_hpc.service.errors import invalid
 from prorl_hpc.service.http_metrics import HttpMetrics
 from prorl_hpc.service.limits import check_policy, check_server, check_weights
+from prorl_hpc.service.parameters import FOR_S, HOLDER
 from prorl_hpc.service.protocol import RolloutService
 
 
@@ -29,10 +31,14 @@ def run_calls(service: RolloutService, http: HttpMetrics) -> list[Call]:
         return service.status()
 
     async def pause(asked: Asked) -> RunStatus:
-        return await service.pause(True)
+        holder, for_s = asked.query.get(HOLDER), asked.query.get(FOR_S)
+        if bool(holder) != bool(for_s):
+            raise invalid("a pause for a while needs both holder and for_s; one that lasts needs neither", "for_s")
+        return await (service.pause_for(holder, for_s) if holder else service.pause(True))
 
     async def resume(asked: Asked) -> RunStatus:
-        return await service.pause(False)
+        holder = asked.query.get(HOLDER)
+        return await (service.pause_for(holder, 0.0) if holder else service.pause(False))
 
     async def policies(asked: Asked) -> list[PolicyStatus]:
         return service.status().policies
@@ -53,8 +59,14 @@ def run_calls(service: RolloutService, http: HttpMetrics) -> list[Call]:
         Call("GET", "/healthz", "The service is there", health, Health, open=True),
         Call("GET", "/metrics", "Figures for Prometheus", metrics, str, media_type=PROMETHEUS),
         Call("GET", "/v1/status", "The whole run", status, RunStatus),
-        Call("POST", "/v1/pause", "Start no rollout until resumed", pause, RunStatus, refusals=(503,)),
-        Call("POST", "/v1/resume", "Start rollouts again", resume, RunStatus, refusals=(503,)),
+        Call(
+            "POST", "/v1/pause", "Start no rollout until resumed, or for a while", pause, RunStatus,
+            params=(HOLDER, FOR_S), refusals=(503,),
+        ),
+        Call(
+            "POST", "/v1/resume", "End the lasting pause, or that of one holder", resume, RunStatus,
+            params=(HOLDER,), refusals=(503,),
+        ),
         Call("GET", "/v1/policies", "Policies and their weights", policies, list[PolicyStatus]),
         Call(
             "POST", "/v1/weights", "New weights to every LLM server of a policy", weights, list[WeightUpdated], WeightUpdate,

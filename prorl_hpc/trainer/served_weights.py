@@ -12,7 +12,7 @@ import torch
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
-from prorl_hpc.messages.errors import RunError
+from prorl_hpc.messages.errors import RunError, ServiceError
 from prorl_hpc.messages.inference import WeightProbe
 from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.trainer.crew import Crew
@@ -23,8 +23,12 @@ from prorl_hpc.trainer.rollout_service import RolloutService
 from prorl_hpc.trainer.stopping import StopSignal
 
 log = logging.getLogger(__name__)
-RESUME_WHEN_STOPPED_S = 5.0
-"""A service that is ending as well may not answer any more."""
+HOLDER = "trainer"
+"""Whose pause it is: an operator's own, which lasts, is another and stays as it is."""
+HOLD_S, HOLD_AGAIN_S = 60.0, 20.0
+"""A trainer that dies holds rollouts back for so long at most; one that lives asks again in time."""
+RESUME_S = 5.0
+"""A service that is ending as well may not answer any more, and the pause is soon over without it."""
 
 
 class ServedWeights:
@@ -97,17 +101,29 @@ def probe_tolerance(config: ProrlConfig) -> float:
 
 @asynccontextmanager
 async def admission_paused(service: RolloutService, *, wanted: bool) -> AsyncIterator[None]:
-    """Meanwhile the service starts no rollout, if ``wanted``; afterwards it does again, however this ends."""
+    """Meanwhile the trainer holds rollouts back, if ``wanted``; afterwards it does not, however this ends."""
     if not wanted:
         yield
         return
-    patience_s = None
+    holding: asyncio.Task[None] | None = None
     try:
-        await service.pause()
+        await service.pause(HOLDER, HOLD_S)
+        holding = asyncio.create_task(_hold_on(service))
         yield
-    except asyncio.CancelledError:
-        patience_s = RESUME_WHEN_STOPPED_S
-        raise
     finally:
-        async with asyncio.timeout(patience_s):
-            await service.resume()
+        if holding is not None:
+            holding.cancel()
+        try:
+            async with asyncio.timeout(RESUME_S):
+                await service.resume(HOLDER)
+        except (ServiceError, TimeoutError) as error:
+            log.warning("rollouts may be held back for %.0f s more, nobody could be told to go on: %s", HOLD_S, error)
+
+
+async def _hold_on(service: RolloutService) -> None:
+    while True:
+        await asyncio.sleep(HOLD_AGAIN_S)
+        try:
+            await service.pause(HOLDER, HOLD_S)
+        except ServiceError as error:
+            log.warning("rollouts may start while weights are loaded, they could not be held back longer: %s", error)

@@ -7,6 +7,7 @@ from scheduler_bench import TRAJECTORY, Bench
 
 from prorl_hpc.core.events import (
     Cancel,
+    Hold,
     Order,
     Pause,
     ServerDrains,
@@ -328,6 +329,24 @@ def test_a_pause_starts_nothing_and_stops_nothing(bench: Bench) -> None:
     assert bench.started == [("init", "a", "w"), ("run", "a", "w")]
     bench.tell(Pause(False))
     assert bench.started[-1] == ("init", "b", "w")
+
+
+def test_a_hold_is_over_when_its_time_is_and_ends_nobody_elses(bench: Bench) -> None:
+    for event in (Hold("a", 10.0), Hold("b", 30.0), Pause(True)):
+        bench.tell(event)
+    bench.submit("x")
+    bench.tell(Pause(False))
+    assert bench.scheduler.holds(bench.now) == {"a": 10.0, "b": 30.0}
+    bench.tell(Hold("b", 0.0))
+    assert not bench.started
+    bench.tell(Hold("a", 15.0))
+    bench.now += 12.0
+    bench.tell(Tick())
+    assert not bench.started and bench.scheduler.holds(bench.now) == {"a": 3.0}
+    bench.now += 3.0
+    assert bench.scheduler.holds(bench.now) == {}
+    bench.tell(Tick())
+    assert bench.started == [("init", "x", "w")]
 
 
 def test_a_draining_worker_finishes_what_it_has(bench: Bench) -> None:

@@ -16,6 +16,7 @@ from prorl_hpc.core.events import (
     Cancel,
     Ended,
     Event,
+    Hold,
     Order,
     Pause,
     Recover,
@@ -270,6 +271,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(on=st.booleans())
     def pause(self, on: bool) -> None:
         self.tell(Pause(on))
+
+    @rule(holder=st.sampled_from("ab"), for_s=st.sampled_from([0.0, 5.0]))
+    def hold(self, holder: str, for_s: float) -> None:
+        self.tell(Hold(holder, for_s))
 
     @rule(worker=st.sampled_from(WORKERS), server=st.sampled_from(SERVERS), on=st.booleans())
     def drain(self, worker: str, server: str, on: bool) -> None:

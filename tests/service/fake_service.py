@@ -52,6 +52,7 @@ class FakeService:
         self.specs: dict[str, RolloutSpec] = {}
         self._max_live = max_live
         self._paused = False
+        self._holds: dict[str, float] = {}
         self._orders: dict[str, BatchSpec] = {}
         self._samplers: dict[str, BatchSampler] = {}
         self._batch_of: dict[str, str] = {}
@@ -219,6 +220,17 @@ class FakeService:
         self._advance()
         return self.status()
 
+    async def pause_for(self, holder: str, for_s: float) -> RunStatus:
+        loop = asyncio.get_running_loop()
+        self._holds[holder] = loop.time() + for_s
+        loop.call_later(for_s + 0.01, self._advance)
+        self._advance()
+        return self.status()
+
+    def _held(self) -> dict[str, float]:
+        now = asyncio.get_running_loop().time()
+        return {holder: until - now for holder, until in self._holds.items() if until > now}
+
     def status(self) -> RunStatus:
         all_of = [*self._live.values(), *(self._progress(rollout_id) for rollout_id in self._ended)]
         counts = {status.value: sum(progress.status is status for progress in all_of) for status in Status}
@@ -228,7 +240,9 @@ class FakeService:
         ]
         batches = [sampler.progress() for sampler in self._samplers.values()]
         workers, servers = list(self.workers.values()), list(self.servers.values())
-        return RunStatus("run-1", 0.0, 0.0, counts, workers, servers, batches, 0.0, self._paused, policies)
+        return RunStatus(
+            "run-1", 0.0, 0.0, counts, workers, servers, batches, 0.0, self._paused, policies, holds=self._held()
+        )
 
     def metrics(self) -> bytes:
         return self._metrics.render(self.status())
@@ -274,7 +288,11 @@ class FakeService:
 
     def _advance(self) -> None:
         """Everything that may go on does."""
-        waiting = deque(self._live) if not self._paused and self.workers and self.servers else deque[str]()
+        waiting = (
+            deque(self._live)
+            if not self._paused and not self._held() and self.workers and self.servers
+            else deque[str]()
+        )
         while waiting:
             rollout_id = waiting.popleft()
             if rollout_id not in self._live:

@@ -193,6 +193,30 @@ async def test_pausing(place: Place) -> None:
     assert (await place.client.wait_rollout("a")).status is Status.DONE
 
 
+async def test_a_pause_for_a_while_is_its_holders_and_ends_by_itself(place: Place) -> None:
+    client = place.client
+    held = await client.pause("trainer", 60.0)
+    assert 50 < held.holds["trainer"] <= 60 and not held.paused
+    await client.submit_rollouts([single("a")])
+    assert (await client.pause()).paused
+    freed = await client.resume("trainer")
+    assert freed.paused and not freed.holds, "the lasting one stays"
+    assert list((await client.pause("a", 30.0)).holds) == ["a"]
+    both = await client.resume()
+    assert not both.paused and list(both.holds) == ["a"], "the holder's stays"
+    assert (await client.get_rollout("a")).status is Status.QUEUED
+    await client.pause("a", 0.3)
+    assert (await asyncio.wait_for(client.wait_rollout("a"), 10)).status is Status.DONE
+    assert not (await client.status()).holds
+
+
+async def test_a_pause_for_a_while_says_whose_and_how_long(place: Place) -> None:
+    for holder, for_s in (("trainer", 0.0), ("", 5.0), ("trainer", 1e5)):
+        with pytest.raises(ServiceError) as refused:
+            await place.client.pause(holder, for_s)
+        assert (refused.value.status, refused.value.code) == (400, "invalid_request")
+
+
 async def test_draining_workers_and_servers(place: Place) -> None:
     assert (await place.client.drain_worker("w0")).draining
     assert [w.draining for w in await place.client.workers()] == [True]

@@ -108,8 +108,10 @@ async def test_a_pause_outside_servers_and_weights_are_remembered(tmp_path: Path
         await run.server()
         await client.update_weights(update)
         assert (await client.pause()).paused
+        assert (await client.pause("trainer", 600.0)).holds
     async with service_run(tmp_path) as run, run.client() as client:
         assert (await client.status()).paused
+        assert not (await client.status()).holds, "who asked for it may be gone as well"
         late = await run.server("late")
         await until(lambda: late.got == [update])
         worker = await run.worker()

@@ -147,12 +147,12 @@ class FakeRollouts:
         gap = float((found - torch.tensor(update.probe.logprobs)).abs().max()) + self.gap
         return [WeightUpdated(update.version, "inference-0", 0.1, gap)]
 
-    async def pause(self) -> RunStatus:
+    async def pause(self, holder: str, for_s: float) -> RunStatus:
         self.paused = True
         self.pauses += 1
         return await self.status()
 
-    async def resume(self) -> RunStatus:
+    async def resume(self, holder: str) -> RunStatus:
         self.paused = False
         return await self.status()
 

@@ -140,7 +140,7 @@ def test_a_stop_at_any_moment_leaves_a_checkpoint_and_loses_no_prompt(tmp_path, 
         return attempt
 
     cut = run_virtually(stopped)
-    assert not cut.service.paused
+    assert cut.service.held_until == 0.0
     position = cut.crew.saved[-1]
     assert position.step == cut.loop.position.step == len(cut.crew.trained)
     assert [r["step"] for r in cut.records()] == list(range(1, position.step + 1))
@@ -186,7 +186,36 @@ def test_a_failure_of_both_is_told_too(tmp_path, caplog):
 def test_admission_is_paused_while_weights_are_loaded_where_that_is_wanted(tmp_path, wanted):
     attempt = whole(tmp_path, 1, pause_admission=wanted)
     assert attempt.service.paused_updates == ([1, 2, 3, 4, 5, 6, 7] if wanted else [])
-    assert not attempt.service.paused
+    assert attempt.service.held_until == 0.0
+
+
+def test_rollouts_are_held_back_as_long_as_loading_takes_and_no_longer_than_a_minute_by_a_trainer_that_dies(tmp_path):
+    async def work():
+        service = Service(load_s=300.0)
+        attempt = Attempt(tmp_path, service, pause_admission=True, steps=1)
+        loop = asyncio.get_running_loop()
+        running = asyncio.create_task(attempt.loop.run())
+        await asyncio.sleep(299.0)
+        assert service.held and loop.time() - service.holds[-1] <= 20.0
+        assert service.held_until <= loop.time() + 60.0
+        await running
+        assert service.resumes == 2 and not service.held
+
+    run_virtually(work)
+
+
+def test_a_service_that_cannot_be_told_to_go_on_does_so_by_itself(tmp_path, caplog):
+    class Gone(Service):
+        async def resume(self, holder: str):
+            raise ServiceError("not there", code="lost", status=503)
+
+    async def work():
+        attempt = Attempt(tmp_path, Gone(), pause_admission=True, steps=1)
+        await attempt.loop.run()
+        return attempt
+
+    assert run_virtually(work).loop.position.step == 1
+    assert "held back for 60 s more" in caplog.text
 
 
 def test_admission_goes_on_after_an_update_that_failed(tmp_path):
@@ -197,7 +226,7 @@ def test_admission_goes_on_after_an_update_that_failed(tmp_path):
         return attempt
 
     service = run_virtually(work).service
-    assert service.paused_updates == [1, 2, 3, 3] and not service.paused
+    assert service.paused_updates == [1, 2, 3, 3] and service.held_until == 0.0
 
 
 def test_an_evaluation_is_of_the_present_weights_alone(tmp_path):

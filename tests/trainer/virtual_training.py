@@ -62,7 +62,11 @@ class Service:
 
     version: int = 0
     generate_s: float = GENERATE_S
-    paused: bool = False
+    load_s: float = LOAD_S
+    held_until: float = 0.0
+    holds: list[float] = field(default_factory=list)
+    """When somebody held rollouts back, or did so longer."""
+    resumes: int = 0
     broken: str = ""
     """A batch that the service cannot make."""
     old: str = ""
@@ -94,25 +98,34 @@ class Service:
         return self.recorded[batch_id]
 
     async def update_weights(self, update: WeightUpdate) -> list[WeightUpdated]:
-        if self.paused:
+        if self.held:
             self.paused_updates.append(update.version)
-        await asyncio.sleep(LOAD_S)
+        await asyncio.sleep(self.load_s)
         if update.version == self.refuses_update:
             return [WeightUpdated(update.version, "inference-0", LOAD_S, error="no such file")]
         self.version = update.version
         return [WeightUpdated(update.version, "inference-0", LOAD_S, 0.0)]
 
-    async def pause(self) -> RunStatus:
-        self.paused = True
+    @property
+    def held(self) -> bool:
+        return self.held_until > asyncio.get_running_loop().time()
+
+    async def pause(self, holder: str, for_s: float) -> RunStatus:
+        assert holder == "trainer"
+        now = asyncio.get_running_loop().time()
+        self.holds.append(now)
+        self.held_until = now + for_s
         return await self.status()
 
-    async def resume(self) -> RunStatus:
-        self.paused = False
+    async def resume(self, holder: str) -> RunStatus:
+        assert holder == "trainer"
+        self.held_until = 0.0
+        self.resumes += 1
         return await self.status()
 
     async def status(self) -> RunStatus:
         server = ServerStatus("inference-0", "here", "fake", "tiny", True, self.version, 0, 0, 0, 0, 0.0)
-        return RunStatus("run", 0.0, 0.0, {}, [], [server], [], 0.0, self.paused)
+        return RunStatus("run", 0.0, 0.0, {}, [], [server], [], 0.0)
 
     def lose(self) -> None:
         """A new attempt: what was not finished is lost."""

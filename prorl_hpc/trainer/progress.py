@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from prorl_hpc.messages.status import TrainerStatus
 from prorl_hpc.observe.metrics import newest_per_step
 from prorl_hpc.trainer.metric_writers import MetricWriters
 
+log = logging.getLogger(__name__)
 _STEPS_FOR_A_PACE = 2
 
 
@@ -78,7 +80,7 @@ class TrainingProgress:
         self._writers.write({"kind": "eval", "time": time.time(), "seconds": self.seconds["evaluating"]} | record)
 
     def say(self, phase: str, detail: str = "") -> None:
-        """Write the trainer's status."""
+        """Write the trainer's status; training does not end because that is refused."""
         first, last = self._evaluated.get(0, {}), self._evaluated[max(self._evaluated)] if self._evaluated else {}
         comparable = first.get("held_out") == last.get("held_out")
         status = TrainerStatus(
@@ -93,7 +95,10 @@ class TrainingProgress:
             detail=detail,
             last_metrics=self._last,
         )
-        write_json(self._status_file, status)
+        try:
+            write_json(self._status_file, status)
+        except OSError as error:
+            log.warning("%s cannot be written, and what is shown of training is old: %s", self._status_file, error)
 
     def _eta_s(self) -> float | None:
         if len(self._step_seconds) < _STEPS_FOR_A_PACE:

@@ -10,11 +10,13 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.inference import WeightUpdate, WeightUpdated
+from prorl_hpc.trainer.removing import clear_away
 from prorl_hpc.trainer.rollout_service import RolloutService
 
 log = logging.getLogger(__name__)
@@ -46,16 +48,46 @@ class WeightDirectory:
         self._local = (
             single_node and SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 3 * weight_bytes
         )
+        self._storage, self._weight_bytes = run.weights, weight_bytes
         self.path = run.make_runtime_dir(str(SHARED_MEMORY)) if self._local else run.weights
+        self._used = [self.path]
         self.remove_older(keep=0)
 
     def remove_older(self, keep: int = 2) -> None:
         """Leave the newest ``keep`` versions: a server may still be reading the last but one."""
-        versions = sorted(
-            (p for p in self.path.iterdir() if p.name.startswith("version-")), key=lambda p: int(p.name.split("-")[1])
+        found = [path for directory in self._used if directory.is_dir() for path in directory.iterdir()]
+        versions = sorted((number, path) for path in found if (number := _version_number(path)) is not None)
+        for _, old in versions[: max(0, len(versions) - keep)]:
+            clear_away(old)
+
+    async def write(self, number: int, write: Callable[[Path], Awaitable[list[Path]]]) -> list[Path]:
+        """The files that ``write`` makes of version ``number`` in the directory that it is given. If memory has no room for them
+        any more, this and later versions go to the run's storage. Raises RunError if that refuses them."""
+        try:
+            return await write(self.version(number))
+        except OSError as error:
+            self._refused(number, error)
+        return await self.write(number, write)
+
+    def _refused(self, number: int, error: OSError) -> None:
+        """Go on with the run's storage, or raise RunError if it is that."""
+        clear_away(self.path / f"version-{number}")
+        space = f"they need {_gib(self._weight_bytes)}, and {self.path} has {_gib(_free(self.path))} free (a quota may allow less)"
+        if self.path == self._storage:
+            raise RunError(
+                f"weights {number} cannot be written to {self.path}: {error}; {space}. Make room there, or set "
+                "trainer.publish=direct, which writes none; then resume the run"
+            ) from error
+        log.warning(
+            "%s has no room for weights %d (%s; %s): they go to %s from now on, which may be slower",
+            self.path,
+            number,
+            error,
+            space,
+            self._storage,
         )
-        for old in versions[: max(0, len(versions) - keep)]:
-            shutil.rmtree(old)
+        self.path = self._storage
+        self._used.append(self.path)
 
     def version(self, number: int) -> Path:
         path = self.path / f"version-{number}"
@@ -66,7 +98,20 @@ class WeightDirectory:
         """Give node memory back; weights on shared storage go too, the checkpoints have them."""
         self.remove_older(keep=0)
         if self._local:
-            shutil.rmtree(self.path, ignore_errors=True)
+            shutil.rmtree(self._used[0], ignore_errors=True)
+
+
+def _version_number(path: Path) -> int | None:
+    number = path.name.removeprefix("version-")
+    return int(number) if number != path.name and number.isascii() and number.isdecimal() else None
+
+
+def _free(path: Path) -> int:
+    return shutil.disk_usage(path if path.exists() else path.parent).free
+
+
+def _gib(size: int) -> str:
+    return f"{size / 1024**3:.2f} GiB"
 
 
 async def announce(

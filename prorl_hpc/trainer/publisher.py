@@ -35,7 +35,7 @@ class DiskPublisher:
         self._crew, self._directory = crew, directory
 
     async def offer(self, version: int, probe: WeightProbe) -> WeightUpdate:
-        paths = await self._crew.write_weights(self._directory.version(version))
+        paths = await self._directory.write(version, self._crew.write_weights)
         return WeightUpdate(version, [str(path) for path in paths], probe)
 
     def delivered(self) -> None:

@@ -49,7 +49,7 @@ def main() -> int:
         else:
             _follow(process, stop, arguments.rank, arguments.world)
     except Stopped:
-        log.info("stopped as asked, %.1f s after the signal", stop.seconds_ago)
+        log.info("stopped as asked, %s", stop.when)
     except ProrlError as error:
         log.error("%s", error)
         process.say(Phase.FAILED, str(error))

@@ -57,9 +57,11 @@ class StopSignal:
             self._loop.call_soon_threadsafe(self._event.set)
 
     @property
-    def seconds_ago(self) -> float:
-        """How long ago the stop was asked for."""
-        return time.monotonic() - self._requested_at
+    def when(self) -> str:
+        """How long ago the stop was asked for, in words."""
+        if not self.requested:
+            return "by a signal to another rank"
+        return f"{time.monotonic() - self._requested_at:.1f} s after the signal"
 
     def check(self) -> None:
         """Raises Stopped if a stop was asked for."""

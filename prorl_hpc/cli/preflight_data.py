@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from prorl_hpc.agents.outside import can_be_told, parse_bind, told_problem
-from prorl_hpc.config.held_out import holds_out, told_held_out
+from prorl_hpc.config.held_out import held_out_rows, holds_out, told_held_out
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import ConfigError, SandboxError
 from prorl_hpc.sandbox.images.resolving import HOST_IMAGE, check
@@ -50,6 +50,10 @@ def data_warnings(config: ProrlConfig) -> Iterator[str]:
     """What is allowed and should be known."""
     if config.trainer.enabled and holds_out(config.task):
         yield f"task.heldout.path is not given: {told_held_out(config.task)}"
+    if config.trainer.enabled:
+        rows, asked = held_out_rows(config.task), config.trainer.eval_prompts
+        if rows is not None and asked > rows:
+            yield f"trainer.eval_prompts={asked}: there are {rows} held-out rows (task.heldout), and each evaluation takes them all"
     limit = config.model.max_context_tokens
     if config.agent.kind == "outside" and 0 < limit < _AGENTS_CONTEXT_TOKENS:
         yield (

@@ -114,6 +114,7 @@ class TrainerConfig:
     eval_every: int = 0
     """Steps between held-out evaluations; 0: only before the first and after the last step."""
     eval_prompts: int = 64
+    """Held-out prompts of an evaluation, as far as there are so many; 0: nothing is evaluated, and no best model kept."""
     eval_samples: int = 1
     eval_temperature: float = 1.0
     probe_tolerance: float = 0.0

@@ -29,8 +29,11 @@ TRAINER_RULES: list[tuple[Check, str]] = [
     (AT_LEAST_1, "trainer.steps trainer.groups_per_step trainer.group_size trainer.max_rows_per_step"),
     (AT_LEAST_1, "trainer.mini_batches trainer.epochs trainer.ranks_per_node trainer.threads"),
     (AT_LEAST_1, "trainer.micro_batch_tokens trainer.checkpoint_every trainer.keep_checkpoints"),
-    (AT_LEAST_1, "trainer.eval_prompts trainer.eval_samples trainer.correction_cap"),
-    (NOT_NEGATIVE, "trainer.max_parallel_groups trainer.weight_decay trainer.warmup_steps trainer.eval_every"),
+    (AT_LEAST_1, "trainer.eval_samples trainer.correction_cap"),
+    (
+        NOT_NEGATIVE,
+        "trainer.max_parallel_groups trainer.weight_decay trainer.warmup_steps trainer.eval_every trainer.eval_prompts",
+    ),
     (NOT_NEGATIVE, "trainer.soft_overlong_cache_tokens trainer.max_response_tokens trainer.aggregation_tokens"),
     (NOT_NEGATIVE, "trainer.kl_coefficient trainer.entropy_coefficient trainer.value_clip trainer.staleness"),
     (NOT_NEGATIVE, "trainer.probe_tolerance"),
@@ -74,6 +77,8 @@ _EFFECTS = [
         lambda v: v > 0,
         "trainer.soft_overlong_cache_tokens greater than 0",
     ),
+    _Effect("eval_every eval_samples", "eval_prompts", lambda v: v > 0, "trainer.eval_prompts greater than 0"),
+    _Effect("eval_temperature", "eval_prompts", lambda v: v > 0, "trainer.eval_prompts greater than 0"),
     _Effect("wandb_project", "wandb", lambda v: v != "off", "trainer.wandb=offline or online"),
 ]
 
@@ -157,6 +162,16 @@ def _batch_sizes(trainer: TrainerConfig) -> Iterator[str]:
 def _optimizer(trainer: TrainerConfig) -> Iterator[str]:
     if len(trainer.adam_betas) != 2 or not all(0 <= beta < 1 for beta in trainer.adam_betas):
         yield f"trainer.adam_betas={trainer.adam_betas}: must be two numbers, each at least 0 and less than 1"
+    if 0 < trainer.steps <= trainer.warmup_steps:
+        yield (
+            f"trainer.warmup_steps={trainer.warmup_steps} is not less than trainer.steps={trainer.steps}: the rate would only "
+            f"rise, up to the last step, and no step after that has trainer.learning_rate={trainer.learning_rate:g}. Give fewer of them, or more steps"
+        )
+    if trainer.warmup_steps == 1:
+        yield (
+            "trainer.warmup_steps=1 has no effect: the first step has the whole trainer.learning_rate, as with 0. Give 2 or "
+            "more, or 0"
+        )
 
 
 def _losses(trainer: TrainerConfig) -> Iterator[str]:
@@ -164,6 +179,11 @@ def _losses(trainer: TrainerConfig) -> Iterator[str]:
         yield (
             f"trainer.top_p={trainer.top_p}: must be 1, since the policy gradient does not train the truncated "
             "distribution that a smaller one samples from"
+        )
+    if trainer.dual_clip and trainer.proximal == "trainer" and trainer.mini_batches * trainer.epochs == 1:
+        yield (
+            f"trainer.dual_clip={trainer.dual_clip:g} has no effect with trainer.proximal=trainer and one update per step, whose ratios "
+            "are all 1: set trainer.mini_batches or trainer.epochs greater than 1, or leave trainer.dual_clip at 0"
         )
     if trainer.aggregation == "seq_mean_token_sum_norm" and trainer.aggregation_tokens == 0:
         yield (

@@ -105,6 +105,8 @@ class TrainingLoop:
 
     async def _evaluate_if_due(self) -> None:
         step, every = self.position.step, self.settings.eval_every
+        if self.settings.eval_prompts == 0:
+            return
         if step in (0, self.settings.steps) or (every and step % every == 0):
             await self._evaluate()
 

@@ -78,6 +78,15 @@ async def a_loop(run: RunDirectory, service: FakeRollouts, monkeypatch, commands
     publisher.close()
 
 
+async def test_without_prompts_of_its_own_nothing_is_evaluated(tmp_path, tiny_model, monkeypatch, commands):
+    run = new_run(tmp_path, tiny_model, eval_prompts=0, steps=1)
+    service = FakeRollouts(tiny_model)
+    async with a_loop(run, service, monkeypatch, commands) as loop:
+        await loop.run()
+    assert list(service.specs) == ["step-1"]
+    assert not (run.checkpoints / "best").exists()
+
+
 async def test_a_whole_run(tmp_path, tiny_model, monkeypatch, commands):
     run = new_run(tmp_path, tiny_model, eval_every=2)
     service = FakeRollouts(tiny_model)

@@ -10,7 +10,7 @@ from typing import Any
 
 from prorl_hpc.agents.chat_format import ChatFormat
 from prorl_hpc.agents.chat_thinking import CHOICES as THINKING
-from prorl_hpc.config.model_directory import check_model_dir, prepared_model
+from prorl_hpc.config.model_directory import check_model_dir, hub_hint, prepared_model
 from prorl_hpc.config.policies import model_setting, models_of
 from prorl_hpc.config.schema import ModelConfig, ProrlConfig
 from prorl_hpc.config.tool_validation import TOOL_FORMAT_NAMES
@@ -41,7 +41,8 @@ def _problems_of(config: ProrlConfig, setting: str, model: ModelConfig) -> Itera
     else:
         return
     wrong = check_model(path, _allowed(model.thinking, THINKING), _allowed(model.tool_format, TOOL_FORMAT_NAMES))
-    yield from (named_for(setting, error) for error in wrong)
+    hint = "" if path.exists() else hub_hint(f"{setting}.path", model.path)
+    yield from (named_for(setting, error) + hint for error in wrong)
     if not wrong:
         yield from _fits(config, setting, model, path)
 

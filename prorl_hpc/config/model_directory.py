@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,16 @@ def prorl_home() -> Path:
 def prepared_model(name: str) -> Path:
     """Where ``prorl_hpc model prepare NAME`` puts its model; the directory exists once it is whole."""
     return prorl_home() / "models" / name
+
+
+def hub_hint(setting: str, given: str) -> str:
+    """What to do if ``given``, which is no directory, is the name of a model on a hub; "" if it does not look like one."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", given):
+        return ""
+    return (
+        f". If {given} is its name on the Hugging Face hub: nothing is downloaded from there by itself. Get it with `hf download {given} "
+        f"--local-dir DIR` (huggingface-cli download, before huggingface_hub 1.0; or git clone, with git-lfs), then {setting}=DIR"
+    )
 
 
 def check_model_dir(path: Path | str) -> None:

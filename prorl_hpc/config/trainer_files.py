@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prorl_hpc.config.checkpoint_fit import newest_first
 from prorl_hpc.config.deepspeed_json import deepspeed_problems
-from prorl_hpc.config.model_directory import check_network, prepared_model, vocab_size_of, vocabulary_of
+from prorl_hpc.config.model_directory import check_network, hub_hint, prepared_model, vocab_size_of, vocabulary_of
 from prorl_hpc.config.schema import ProrlConfig
 
 
@@ -53,7 +53,7 @@ def _check_reference(directory: Path, trained: Path) -> None:
     if not directory.is_dir():
         raise ValueError(
             f"trainer.kl_model={directory} is not a directory: give a Hugging Face model directory, or leave it empty for the "
-            "model that training begins with"
+            f"model that training begins with{hub_hint('trainer.kl_model', str(directory))}"
         )
     try:
         config = check_network(directory)

@@ -71,6 +71,18 @@ def test_one_that_is_none(tmp_path: Path, missing: str, told: str) -> None:
     assert error.startswith("trainer.kl_model") and told in error
 
 
+def test_the_name_of_a_model_on_a_hub_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = config_of(tmp_path, kl_coefficient=0.1, kl_model="Qwen/Qwen3-0.6B")
+    config.model.path = "Qwen/Qwen2.5-7B-Instruct"
+    told = [error for error in preflight(config) if "hf download" in error]
+    for setting, name in (("model.path", "Qwen/Qwen2.5-7B-Instruct"), ("trainer.kl_model", "Qwen/Qwen3-0.6B")):
+        (error,) = [error for error in told if error.startswith(f"{setting}=")]
+        assert f"hf download {name} --local-dir DIR" in error and f"then {setting}=DIR" in error
+    config.model.path, config.trainer.kl_model = "/models/qwen", "./models"
+    assert not any("hf download" in error for error in preflight(config))
+
+
 def test_a_run_goes_on_with_the_vocabulary_that_it_has(tmp_path: Path) -> None:
     config, checkpoints = config_of(tmp_path), tmp_path / "checkpoints"
     assert list(checkpoint_problems(config, checkpoints)) == []

@@ -40,7 +40,10 @@ def _way_out(config: TrainerConfig) -> str:
     if not config.gradient_checkpointing:
         ways.append("trainer.gradient_checkpointing=false can be true (layers are computed twice, not kept)")
     if config.zero_stage < 3:
-        ways.append(f"trainer.zero_stage={config.zero_stage} can be up to 3 (state is shared out over the ranks)")
+        ways.append(
+            f"trainer.zero_stage={config.zero_stage} can be up to 3 (state is shared out over the ranks; once there is a checkpoint "
+            "only in a new run from it, model=path model.path=…/checkpoints/step-N)"
+        )
     if config.offload != "all":
         ways.append(
             f"trainer.offload={config.offload} can be optimizer or, with zero_stage=3, all (state lies in the CPU's memory)"

@@ -14,7 +14,6 @@ from prorl_hpc.observe.metrics import MetricsLog
 from prorl_hpc.trainer.scalars import scalars
 from prorl_hpc.trainer.wandb_log import WandbLog
 
-
 log = logging.getLogger(__name__)
 
 

@@ -120,7 +120,8 @@ def _ranges(config: ProrlConfig) -> Iterator[str]:
                 quoted = (
                     " (in a file within quotes: YAML takes on and off for true and false)" if "off" in words else ""
                 )
-                yield f"{name}={value}: must be {text}{quoted}{did_you_mean(value, words)}"
+                number = "" if finite else "finite, and "
+                yield f"{name}={value}: must be {number}{text}{quoted}{did_you_mean(value, words)}"
 
 
 def _places(config: ProrlConfig, name: str) -> list[str]:

@@ -3,14 +3,15 @@ them would make what is recorded of open orders wrong."""
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+import re
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
+import msgspec
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from prorl_hpc.config.schema import ProrlConfig
-from prorl_hpc.config.store import to_config
 from prorl_hpc.messages.errors import ConfigError
 
 HARMLESS = (
@@ -43,7 +44,10 @@ def with_overrides(config: ProrlConfig, words: list[str]) -> tuple[ProrlConfig, 
 
     from prorl_hpc.cli.composition_errors import explain
 
-    changed, errors, parser = OmegaConf.structured(config), list[str](), OverridesParser.create()
+    plain = _literal(asdict(config))
+    changed, errors = OmegaConf.merge(OmegaConf.structured(ProrlConfig), plain), list[str]()
+    assert isinstance(changed, DictConfig)
+    parser = OverridesParser.create()
     for word in sorted(words, key=lambda word: "." in word.partition("=")[0]):  # groups before what changes them
         try:
             (parsed,) = parser.parse_overrides([word])
@@ -55,8 +59,16 @@ def with_overrides(config: ProrlConfig, words: list[str]) -> tuple[ProrlConfig, 
         except ConfigError as error:
             errors.append(str(error))
     values = OmegaConf.to_container(changed, resolve=True)
-    assert isinstance(values, dict)
-    return to_config({str(key): value for key, value in values.items()}), errors
+    return msgspec.convert(values, ProrlConfig), errors
+
+
+def _literal(value: Any) -> Any:
+    """``value`` so that OmegaConf gives it back as it is: a stored ``${…}`` is a shell's."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, list):
+        return [_literal(each) for each in value]
+    return {key: _literal(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _apply(config: DictConfig, key: str, value: Any, word: str, *, delete: bool) -> None:

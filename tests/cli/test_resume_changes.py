@@ -14,7 +14,7 @@ from prorl_hpc.cli import resume
 from prorl_hpc.cli.attempt import run_attempt
 from prorl_hpc.cli.config_changes import changed_settings, needs_fresh, with_overrides
 from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.schema import PolicyConfig, ProrlConfig
 from prorl_hpc.config.store import compose, load
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import ConfigError
@@ -65,6 +65,17 @@ def test_a_preset_changes_its_algorithm_and_no_sizes() -> None:
         assert config.trainer == compose(words).trainer, "nothing of the one before is left over"
     config, wrong = with_overrides(config, ["trainer.epochs=2", "trainer=gspo"])
     assert (config.trainer.epochs, config.trainer.policy_loss) == (2, "sequence_clip")
+
+
+def test_a_shells_variables_stay_as_they_are() -> None:
+    config = ProrlConfig()
+    config.cluster.setup = ["export A=${B:-x} ${C##*/} \\${D}", "echo \\\\ $E"]
+    config.engine.env = {"F": "${HOME}/x"}
+    config.policies = {"judge": PolicyConfig()}
+    for words, changes in (([], {}), (["trainer.steps=17"], {"trainer.steps": (16, 17)})):
+        changed, wrong = with_overrides(config, words)
+        assert (changed_settings(config, changed), wrong) == (changes, [])
+        assert type(changed.policies["judge"]) is PolicyConfig
 
 
 def test_a_preset_of_ones_own_changes_what_it_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

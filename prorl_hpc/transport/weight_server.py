@@ -7,18 +7,20 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from prorl_hpc.messages.inference import WeightSource
+from prorl_hpc.transport.admission import Refusals
 from prorl_hpc.transport.weight_stream import (
-    GREETING_S,
     MAGIC,
     MAX_REQUEST_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
+    PROVE_S,
     STALL_S,
     Listing,
     Request,
@@ -34,7 +36,8 @@ from prorl_hpc.transport.weight_stream import (
 log = logging.getLogger(__name__)
 
 _MAX_STRANGERS = 64
-"""Connections that have not proved to have the key yet: more are closed at once."""
+"""Connections that have not proved to have the key yet: when one more comes, the oldest of them has to go."""
+_ACCEPT_AGAIN_S = 0.2
 _JOIN_S = 5.0
 
 
@@ -53,10 +56,12 @@ class WeightServer:
     def __init__(self, host: str, key: bytes) -> None:
         self._key = key
         self._offers: dict[str, Sequence[OfferedTensor]] = {}
-        self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
+        self._strangers: dict[socket.socket, None] = {}
+        """Of ``_connections`` those that have not proved their key, oldest first."""
+        self._refusals = Refusals()
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._listener = socket.create_server((host, 0), backlog=128)
         self._address = self._listener.getsockname()
         self._accepting = threading.Thread(target=self._accept, name="weight-stream", daemon=True)
@@ -76,7 +81,7 @@ class WeightServer:
     def close(self) -> None:
         """Break all streams off. Idempotent."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             self._offers.clear()
             sockets = [self._listener, *self._connections]
         for one in sockets:
@@ -85,50 +90,82 @@ class WeightServer:
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, peer = self._listener.accept()
-            except OSError as error:
-                if not self._closed:
-                    log.exception("no further server gets weights from here: %s", error)
-                return
-            if not self._strangers.acquire(blocking=False):
-                log.warning("%s is turned away: %d connections have not proved their key yet", peer[0], _MAX_STRANGERS)
+                self._admit(connection, peer[0])
+            except (OSError, RuntimeError) as error:  # no file descriptor is left, or no thread: that may pass
+                if not self._closed.is_set():
+                    self._refuse("no room", f"no server can ask for weights until there is: {error}")
+                    self._closed.wait(_ACCEPT_AGAIN_S)
+
+    def _admit(self, connection: socket.socket, peer: str) -> None:
+        """Whoever comes is heard: it is those who have been silent for longest that make room."""
+        with self._lock:
+            full = len(self._strangers) >= _MAX_STRANGERS
+        if full:
+            self._drop_oldest_stranger()
+        with self._lock:
+            if self._closed.is_set():
                 connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection, peer[0]), name="weight-sender", daemon=True).start()
+                return
+            self._connections.add(connection)
+            self._strangers[connection] = None
+        try:
+            threading.Thread(target=self._serve, args=(connection, peer), name="weight-sender", daemon=True).start()
+        except RuntimeError:
+            self._forget(connection)
+            connection.close()
+            raise
+
+    def _drop_oldest_stranger(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._strangers), None)
+            if oldest is not None:
+                del self._strangers[oldest]
+                _shut(oldest)  # its thread closes it, after it has left ``_connections``
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+            self._strangers.pop(connection, None)
+
+    def _refuse(self, kind: str, detail: str) -> None:
+        with self._lock:
+            self._refusals.add(kind, detail)
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
+        known = False
         with connection:
-            with self._lock:
-                if self._closed:
-                    self._strangers.release()
-                    return
-                self._connections.add(connection)
             try:
-                self._send(connection, *self._greet(connection))
+                request, nonces = self._greet(connection)
+                known = True
+                self._send(connection, request, nonces)
             except StreamRefused as error:
-                log.warning("%s gets no weights: %s", peer, error)
+                self._refuse("no key", f"{peer} gets no weights: {error}")
             except OSError as error:
-                if not self._closed:
+                if self._closed.is_set():
+                    return
+                if known:
                     log.warning("the weight stream to %s broke off: %s", peer, error)
+                else:
+                    self._refuse("no proof", f"{peer} gets no weights, it has not proved its key: {error}")
             finally:
-                with self._lock:
-                    self._connections.discard(connection)
+                self._forget(connection)
 
     def _greet(self, connection: socket.socket) -> tuple[Request, bytes]:
         """What is asked for, by one who has the key, and the random bytes of both."""
-        try:
-            connection.settimeout(GREETING_S)
-            ours = secrets.token_bytes(NONCE_BYTES)
-            connection.sendall(MAGIC + ours)
-            nonces = ours + receive_exactly(connection, NONCE_BYTES)
-            asked = receive_frame(connection, MAX_REQUEST_BYTES)
-            theirs = receive_exactly(connection, PROOF_BYTES)
-        finally:
-            self._strangers.release()
+        until = time.monotonic() + PROVE_S
+        connection.settimeout(PROVE_S)
+        ours = secrets.token_bytes(NONCE_BYTES)
+        connection.sendall(MAGIC + ours)
+        nonces = ours + receive_exactly(connection, NONCE_BYTES, until)
+        asked = receive_frame(connection, MAX_REQUEST_BYTES, until)
+        theirs = receive_exactly(connection, PROOF_BYTES, until)
         if not hmac.compare_digest(theirs, proof(self._key, b"receiver", nonces, asked)):
             raise StreamRefused("it has not this run's key")
+        with self._lock:
+            self._strangers.pop(connection, None)
         return msgspec.json.decode(asked[4:], type=Request), nonces
 
     def _send(self, connection: socket.socket, request: Request, nonces: bytes) -> None:

@@ -16,6 +16,7 @@ import hmac
 import secrets
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ PROOF_BYTES = 32
 MAX_REQUEST_BYTES = 4096
 MAX_LISTING_BYTES = 64 << 20
 GREETING_S = 20.0
-"""For all that comes before the tensors, each time something is waited for."""
+"""A receiver waits so long for each piece that comes before the tensors."""
+PROVE_S = 5.0
+"""A sender waits so long for all that a receiver has to say."""
 STALL_S = 60.0
 """Without a byte, before the other side is given up."""
 CHUNK_BYTES = 4 << 20
@@ -79,16 +82,21 @@ def proof(key: bytes, side: bytes, nonces: bytes, frame: bytes) -> bytes:
     return hmac.digest(key, side + nonces + frame, hashlib.sha256)
 
 
-def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """OSError if it does not come."""
+def receive_exactly(connection: socket.socket, size: int, until: float | None = None) -> bytes:
+    """As ``receive_into``."""
     data = bytearray(size)
-    receive_into(connection, memoryview(data))
+    receive_into(connection, memoryview(data), until)
     return bytes(data)
 
 
-def receive_into(connection: socket.socket, place: memoryview) -> None:
-    """Fill ``place``. OSError if it does not come."""
+def receive_into(connection: socket.socket, place: memoryview, until: float | None = None) -> None:
+    """Fill ``place``. OSError if it does not come. ``until``: on the clock of ``time.monotonic``, in however small pieces it
+    comes; else the connection's own timeout holds for each piece."""
     while place:
+        if until is not None:
+            if (left_s := until - time.monotonic()) <= 0:
+                raise TimeoutError("timed out")
+            connection.settimeout(left_s)
         got = connection.recv_into(place, min(len(place), CHUNK_BYTES))
         if got == 0:
             raise ConnectionResetError("the other side closed the weight stream")
@@ -106,13 +114,13 @@ def frame_of(message: msgspec.Struct) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def receive_frame(connection: socket.socket, limit: int) -> bytes:
-    """With its length. OSError, and StreamRefused for one that is too long."""
-    head = receive_exactly(connection, 4)
+def receive_frame(connection: socket.socket, limit: int, until: float | None = None) -> bytes:
+    """With its length, as ``receive_into``. StreamRefused for one that is too long."""
+    head = receive_exactly(connection, 4, until)
     size = int.from_bytes(head, "big")
     if size > limit:
         raise StreamRefused(f"the other side of the weight stream announces {size} bytes, allowed are {limit}")
-    return head + receive_exactly(connection, size)
+    return head + receive_exactly(connection, size, until)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ from prorl_hpc.transport.weight_stream import (
     open_stream,
     proof,
     read_key,
+    receive_exactly,
 )
 
 KEY = b"the run's key"
@@ -195,23 +198,83 @@ def test_a_sender_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     impostor.close()
 
 
-def test_too_many_strangers_are_turned_away_and_room_comes_again(
+def test_strangers_keep_nobody_out_and_the_oldest_make_room(server: WeightServer) -> None:
+    source = server.offer(TENSORS[:1])
+    with contextlib.ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection((source.host, source.port)))
+            for _ in range(weight_server._MAX_STRANGERS)
+        ]
+        for one in idle:
+            one.settimeout(20)
+            assert receive_exactly(one, len(HELLO)).startswith(MAGIC)
+        assert read_all(source) == [b"first"]
+        assert idle[0].recv(1) == b"", "it has waited for longest"
+        idle[-1].settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            idle[-1].recv(1)
+
+
+def test_one_who_drips_is_closed_when_the_time_for_all_is_over(
+    server: WeightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_server, "PROVE_S", 0.3)
+    source = server.offer(TENSORS[:1])
+    with socket.create_connection((source.host, source.port), timeout=20) as slow:
+        receive_exactly(slow, len(HELLO))
+        sent = 0
+        with contextlib.suppress(OSError):
+            while sent < 96:
+                slow.sendall(b"x")
+                sent += 1
+                time.sleep(0.05)
+        assert sent < 96, "it could have gone on"
+
+
+def test_who_has_proved_its_key_is_no_stranger_however_many_come(
+    server: WeightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_server, "_MAX_STRANGERS", 2)
+    source = server.offer([offered("w", bytes(64 << 20))])
+    with open_stream(source, KEY) as incoming, contextlib.ExitStack() as stack:
+        for _ in range(5):
+            one = stack.enter_context(socket.create_connection((source.host, source.port), timeout=20))
+            receive_exactly(one, len(HELLO))
+        incoming.read(memoryview(bytearray(64 << 20)))
+
+
+def test_many_strangers_are_one_line(server: WeightServer, caplog: pytest.LogCaptureFixture) -> None:
+    source = server.offer(TENSORS[:1])
+    for _ in range(100):
+        with socket.create_connection((source.host, source.port)) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert read_all(source) == [b"first"]
+    deadline = time.monotonic() + 20
+    while "gets no weights" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+
+
+def test_a_process_without_file_descriptors_goes_on_when_it_has_some(
     server: WeightServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "_strangers", threading.BoundedSemaphore(1))
     source = server.offer(TENSORS[:1])
-    with caplog.at_level(logging.WARNING), socket.create_connection((source.host, source.port)) as idle:
-        assert idle.recv(1) == MAGIC[:1]
-        with pytest.raises(OSError):
-            read_all(source)
-    assert "is turned away" in caplog.text
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            assert read_all(source) == [b"first"]
-            break
-        except OSError:
-            assert time.monotonic() < deadline
+    real, failures = server._listener, [OSError(errno.EMFILE, "Too many open files")] * 3
+
+    class Short:
+        def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+            if failures:
+                raise failures.pop()
+            return real.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(real, name)
+
+    monkeypatch.setattr(server, "_listener", Short())
+    assert read_all(source) == [b"first"]  # the accept that was under way
+    assert read_all(source) == [b"first"]
+    assert not failures
+    assert "Too many open files" in caplog.text
 
 
 def test_closing_breaks_streams_off_and_ends_the_threads() -> None:

@@ -33,7 +33,7 @@ from prorl_hpc.trainer.losses import LossSettings, TokenTerms, training_loss
 from prorl_hpc.trainer.policy import Policy, chunks_of, load_policy
 from prorl_hpc.trainer.prepass import AdvantageFigures, Part, add_advantages, batch_spread
 from prorl_hpc.trainer.reference import Reference
-from prorl_hpc.trainer.skipped_updates import SkippedUpdates
+from prorl_hpc.trainer.skipped_updates import SkippedUpdates, Update
 from prorl_hpc.trainer.stopping import Stopped, StopSignal
 
 log = logging.getLogger(__name__)
@@ -48,14 +48,6 @@ class StepOutcome:
     metrics: dict[str, float]
     micro_batches: int
     computed_tokens: int
-
-
-@dataclass(frozen=True)
-class _Update:
-    """``sums``: of this rank. ``norm``: of the gradient before clipping, of all ranks; None: no step was made by it."""
-
-    sums: LossSums
-    norm: float | None
 
 
 class Engine:
@@ -127,7 +119,7 @@ class Engine:
         minis = batch.mini_batches(config.mini_batches, config) if config.mini_batches > 1 else [batch]
         shares = [self._share(mini) for mini in minis]
         longest = max(part.longest_row for share in shares for part in share)
-        updates: list[_Update] = []
+        updates: list[Update] = []
         with out_of_memory.explained(config, f"in a step whose longest row has {longest} tokens"):
             advantages = self._before_updates(batch, shares)
             try:
@@ -140,23 +132,16 @@ class Engine:
         tokens = config.epochs * sum(self._gather(sum(len(row) for share in shares for p in share for row in p.rows)))
         return StepOutcome(metrics, sum(map(len, shares)), tokens)
 
-    def _metrics(self, updates: Sequence[_Update], learning_rate: float) -> dict[str, float]:
+    def _metrics(self, updates: Sequence[Update], learning_rate: float) -> dict[str, float]:
         """Of the updates that were made; the others are counted. RunError where they are too many."""
-        made, skipped, norms = LossSums(), LossSums(), []
-        for update in updates:
-            if update.norm is None:
-                skipped += update.sums
-            else:
-                made += update.sums
-                norms.append(update.norm)
-        left_out = len(updates) - len(norms)
-        loss = self._over_ranks(skipped).loss / left_out if left_out else 0.0
-        self._skipped.count(left_out, len(updates), learning_rate, loss)
-        counts = {"optimizer_steps": float(len(norms)), "updates_skipped": float(left_out)}
+        norms = [update.norm for update in updates if update.norm is not None]
+        made = self._over_ranks([update for update in updates if update.norm is not None])
+        skipped = self._over_ranks([update for update in updates if update.norm is None])
+        self._skipped.count(len(updates) - len(norms), len(updates), learning_rate, skipped.loss)
+        counts = {"optimizer_steps": float(len(norms)), "updates_skipped": float(len(updates) - len(norms))}
         if not norms:
             return counts
-        means = self._over_ranks(made).means()
-        return means | {"loss": means["loss"] / len(norms), "grad_norm": sum(norms) / len(norms)} | counts
+        return made.means() | {"loss": made.loss / len(norms), "grad_norm": sum(norms) / len(norms)} | counts
 
     def _share(self, batch: TrainingBatch) -> list[Part]:
         """This rank's micro-batches, as many as every other rank has."""
@@ -188,7 +173,7 @@ class Engine:
             return batch_spread(batch)
         return add_advantages(parts, config, self.device, self._gather)
 
-    def _update(self, share: Sequence[Part], learning_rate: float) -> _Update:
+    def _update(self, share: Sequence[Part], learning_rate: float) -> Update:
         """One optimizer step, or none on any rank where the loss or the gradient is not finite."""
         settings, sums = LossSettings.of(self.config), LossSums()
         for index, part in enumerate(share):
@@ -208,15 +193,15 @@ class Engine:
         norm = self._plain_gradient_norm()
         if norm is not None and self._on_any_rank(not math.isfinite(norm)):
             self._deepspeed.zero_grad()
-            return _Update(sums, None)
+            return Update(sums, None)
         # From here on the step is carried through: half of its updates would be no state to resume from.
         self._in_updates = True
         self._deepspeed.step()
         if (
             not self._deepspeed.was_step_applied()
         ):  # all but the plain optimizer look at the norm, of all ranks, themselves
-            return _Update(sums, None)
-        return _Update(sums, float(self._deepspeed.get_global_grad_norm()) if norm is None else norm)
+            return Update(sums, None)
+        return Update(sums, float(self._deepspeed.get_global_grad_norm()) if norm is None else norm)
 
     def _terms(self, part: Part, micro: MicroBatch) -> TokenTerms:
         logprobs, entropy, values = self._deepspeed(*micro.inputs, self.config.temperature, part.chunks)
@@ -269,10 +254,11 @@ class Engine:
         dist.all_gather_object(everybody, mine, group=self.commands)
         return everybody
 
-    def _over_ranks(self, sums: LossSums) -> LossSums:
+    def _over_ranks(self, updates: Sequence[Update]) -> LossSums:
         total = LossSums()
-        for one in self._gather(astuple(sums)):
-            total += LossSums(*one)
+        for of_rank in self._gather([astuple(update.sums) for update in updates]):
+            for one in of_rank:
+                total += LossSums(*one)
         return total
 
     def score(self, token_ids: list[int]) -> list[float]:

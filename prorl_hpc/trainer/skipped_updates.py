@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from prorl_hpc.config.schema import TrainerConfig
 from prorl_hpc.messages.errors import RunError
+from prorl_hpc.trainer.loss_sums import LossSums
 
 log = logging.getLogger(__name__)
 
 STEPS = 3
 """In a row of which every update was skipped: what makes them so is in the weights, the settings or all the data."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """``sums``: of this rank. ``norm``: of the gradient before clipping, of all ranks; None: no step was made by it."""
+
+    sums: LossSums
+    norm: float | None
 
 
 class SkippedUpdates:
@@ -20,13 +30,13 @@ class SkippedUpdates:
         self._config, self._in_a_row = config, 0
 
     def count(self, skipped: int, updates: int, learning_rate: float, loss: float) -> None:
-        """After a step of ``updates`` of which ``skipped`` were left out; ``loss`` is the last one's that was. RunError at the
+        """After a step of ``updates`` of which ``skipped`` were left out; ``loss`` is the sum of those left out. RunError at the
         ``STEPS``-th step in a row in which all were."""
         if skipped < updates:
             self._in_a_row = 0
         if not skipped:
             return
-        told = f"(the last one's loss: {loss:g}, learning rate {learning_rate:g})"
+        told = f"(their loss: {loss:g}, learning rate {learning_rate:g})"
         log.warning(
             "%d of %d updates of this step skipped, for the loss or the gradient is not finite %s: the weights stay as they "
             "are. %s",

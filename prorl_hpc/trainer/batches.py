@@ -43,7 +43,7 @@ class Sample:
     weight: float = 0.0
     """Of each trained token in the loss of the batch, see ``losses.sequence_weights``."""
     oldest_version: int = 0
-    """Least weight version of its trained tokens; 0 if nobody said."""
+    """Least weight version of its trained tokens; where nobody said, they count as new enough."""
 
     @property
     def first_trained(self) -> int:
@@ -102,13 +102,14 @@ class TrainingBatch:
 
 def training_batch(result: BatchResult, config: TrainerConfig, oldest_allowed: int = 0) -> TrainingBatch:
     """Samples of the accepted groups: each conversation of a rollout with tokens of the policy is one. Groups with a trained token of
-    a weight version below ``oldest_allowed`` are left out and counted. Groups come in the order of their rows, whichever
+    a weight version below ``oldest_allowed`` are left out and counted; where nobody says versions, only synchronous training goes, which
+    orders a batch when its weights are served and publishes none until it is made. Groups come in the order of their rows, whichever
     ended first. Raises RunError naming the rollout that cannot be trained on."""
     accepted = sorted(
         (group for group in result.groups if group.outcome is GroupOutcome.ACCEPTED),
         key=lambda group: (group.carried_from == "", group.carried_from, group.row_index),
     )
-    candidates = [_candidates(group, config, versions=oldest_allowed > 0) for group in accepted]
+    candidates = [_candidates(group, config, oldest_allowed) for group in accepted]
     fresh = [group for group in candidates if all(s.oldest_version >= oldest_allowed for s in group.samples)]
     samples = _with_advantages(fresh, config)
     # Without KL, entropy and value loss an advantage of 0 leaves no gradient.
@@ -140,8 +141,7 @@ class _Candidates:
         return [sum(s.trained_tokens for s in self.samples if s.rollout_id == rollout) for rollout in self.rewards]
 
 
-def _candidates(group: GroupResult, config: TrainerConfig, *, versions: bool) -> _Candidates:
-    """``versions``: refuse tokens of which nobody said what weights wrote them."""
+def _candidates(group: GroupResult, config: TrainerConfig, oldest_allowed: int) -> _Candidates:
     found = _Candidates({}, [])
     for rollout in group.rollouts:
         if rollout.status is not Status.DONE:
@@ -153,7 +153,7 @@ def _candidates(group: GroupResult, config: TrainerConfig, *, versions: bool) ->
             if not conversation.num_trained_tokens:
                 continue
             _check_tokens(conversation, _name(rollout, part))
-            if versions and any(s.trained and s.weight_version is None for s in conversation.segments):
+            if config.staleness > 0 and any(s.trained and s.weight_version is None for s in conversation.segments):
                 raise RunError(
                     f"{_name(rollout, part)} has tokens without a weight version: how old they are cannot be told. Train "
                     "with trainer.staleness=0, or on servers that say their version"
@@ -161,12 +161,14 @@ def _candidates(group: GroupResult, config: TrainerConfig, *, versions: bool) ->
             if config.overlong_filtering and _was_cut(conversation, config):
                 continue  # DAPO §3.4: its reward stays in the group's mean, its tokens get loss mask 0
             found.samples.append(
-                _sample(rollout, group.group_id, conversation, part, found.rewards[rollout.rollout_id])
+                _sample(rollout, group.group_id, conversation, part, found.rewards[rollout.rollout_id], oldest_allowed)
             )
     return found
 
 
-def _sample(rollout: RolloutResult, group_id: str, conversation: Trajectory, part: int, reward: float) -> Sample:
+def _sample(
+    rollout: RolloutResult, group_id: str, conversation: Trajectory, part: int, reward: float, version_unsaid: int
+) -> Sample:
     versions = [s.weight_version for s in conversation.segments if s.trained and s.weight_version is not None]
     return Sample(
         rollout.rollout_id,
@@ -177,7 +179,7 @@ def _sample(rollout: RolloutResult, group_id: str, conversation: Trajectory, par
         advantage=0.0,
         part=part,
         reward=reward,
-        oldest_version=min(versions, default=0),
+        oldest_version=min(versions, default=version_unsaid),
     )
 
 

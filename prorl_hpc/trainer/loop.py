@@ -2,7 +2,7 @@
 
 Step s begins with weight version s. With ``trainer.staleness`` 0 its rollouts are ordered then, and all their tokens are of
 version s. With staleness k the rollouts of up to k steps are made while the trainer learns (rollouts_ahead), and a group with a
-token of a version below s − k is left out of training and counted.
+token of a version below s − k is left out of training and counted (age_limit: of a larger k, if the run had one before).
 
 What is ordered is a function of the configuration and the position alone. A loop that starts again at an earlier position
 so orders the same batches by the same names, and gets what was finished of them.
@@ -21,6 +21,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.batch import BatchResult, BatchState
 from prorl_hpc.messages.errors import RunError, ServiceError
+from prorl_hpc.trainer.age_limit import AgeLimit
 from prorl_hpc.trainer.batches import training_batch
 from prorl_hpc.trainer.best_model import BestModel
 from prorl_hpc.trainer.broken_steps import BrokenSteps
@@ -71,6 +72,7 @@ class TrainingLoop:
         self.progress = TrainingProgress(run, writers, position.step, config.trainer.steps)
         self.progress.make_up(crew.saved_line)
         self._broken = BrokenSteps()
+        self._age_limit = AgeLimit.of(run, config.trainer.staleness, position.step)
 
     # --- the whole ---
 
@@ -140,11 +142,11 @@ class TrainingLoop:
 
     async def _learn(self, result: BatchResult, record: dict[str, Any]) -> None:
         """Train on ``result``, if there is something to learn from, and add to ``record``."""
-        self._broken.count(result)
         step, version = record["step"], self.weights.version
-        oldest = version - self.settings.staleness
+        oldest = version - self._age_limit.at(step)
         batch = training_batch(result, self.settings, oldest_allowed=oldest)
         record |= {"tokens_trained": batch.total_tokens, "groups_stale": batch.stale_groups or None}
+        self._broken.count(result, batch.stale_groups)
         record |= token_ages(result, batch, version, oldest)
         if not batch.samples:
             log.warning(

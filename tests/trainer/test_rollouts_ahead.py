@@ -238,3 +238,56 @@ def test_an_evaluation_is_of_the_present_weights_alone(tmp_path):
         assert versions == {record["step"] + 1} == {record["weight_version"]}
         training = service.specs["step-1"].priority
         assert service.specs[f"eval-{record['step']}"].priority < training, "the trainer waits for it"
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_batches_made_ahead_under_a_larger_staleness_are_trained_on_and_that_is_said(tmp_path, staleness, caplog):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "again").mkdir()
+
+    async def cut() -> Attempt:
+        attempt = Attempt(tmp_path / "first", Service(generate_s=3.0), staleness=2, steps=9)
+        attempt.service.after_update = lambda version: attempt.stop.request() if version == 4 else None
+        with pytest.raises(Stopped):
+            await attempt.loop.run()
+        attempt.service.lose()
+        return attempt
+
+    first = run_virtually(cut)
+    assert first.loop.position.step == 3 and {"step-4", "step-5"} <= set(first.service.recorded)
+
+    async def work() -> Attempt:
+        known = replaced(first.service)
+        again = Attempt(tmp_path / "again", known, first.loop.position, before=2, staleness=staleness, steps=9)
+        await again.loop.run()
+        return again
+
+    again = run_virtually(work)
+    assert f"trainer.staleness is {staleness} and was 2" in caplog.text
+    trained = dict(again.versions_trained())
+    assert list(trained) == [4, 5, 6, 7, 8, 9], "no step and no prompt is used up for nothing"
+    assert not any(record.get("groups_stale") for record in again.records())
+    assert min(trained[5]) == 3
+    assert all(step - staleness <= min(trained[step]) for step in (7, 8, 9))
+
+
+def test_a_run_whose_every_group_is_too_old_ends_with_what_to_do(tmp_path):
+    async def work():
+        attempt = Attempt(tmp_path, Service(all_old=True), staleness=1)
+        with pytest.raises(RunError, match=r"trainer\.staleness"):
+            await attempt.loop.run()
+        return attempt
+
+    assert run_virtually(work).loop.position.step == 3, "the first step may still learn on version 0"
+
+
+def test_servers_that_say_no_version_will_do_in_synchronous_training(tmp_path):
+    async def work(root, staleness: int) -> Attempt:
+        attempt = Attempt(root, Service(says_versions=False), staleness=staleness)
+        await attempt.loop.run()
+        return attempt
+
+    (tmp_path / "a").mkdir()
+    assert len(run_virtually(lambda: work(tmp_path / "a", 0)).crew.trained) == STEPS
+    with pytest.raises(RunError, match=r"without a weight version.*trainer\.staleness=0"):
+        run_virtually(lambda: work(tmp_path, 1))

@@ -175,10 +175,11 @@ def test_groups_with_a_token_that_is_too_old_are_left_out_and_counted():
 
 
 def test_tokens_of_an_unknown_age_are_refused_where_it_matters():
-    result = batch_result([pair(0, 4, None)])
-    assert len(training_batch(result, TrainerConfig()).samples) == 2
+    result = batch_result([pair(0, 4, None), pair(1, 3, 4)])
+    synchronous = training_batch(result, TrainerConfig(), oldest_allowed=4)
+    assert {s.group_id for s in synchronous.samples} == {"b.g0"} and synchronous.stale_groups == 1
     with pytest.raises(RunError, match=r"b\.g0\.s1.*without a weight version.*trainer\.staleness=0"):
-        training_batch(result, TrainerConfig(), oldest_allowed=1)
+        training_batch(result, TrainerConfig(staleness=1), oldest_allowed=3)
 
 
 def test_groups_come_in_the_order_of_their_rows():

@@ -6,12 +6,13 @@ import asyncio
 import random
 import selectors
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig, RunSettings, TrainerConfig
+from prorl_hpc.config.store import save
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchSpec, BatchState, GroupOutcome, GroupResult
 from prorl_hpc.messages.errors import ServiceError
 from prorl_hpc.messages.inference import WeightProbe, WeightUpdate, WeightUpdated
@@ -30,6 +31,7 @@ from prorl_hpc.trainer.stopping import StopSignal
 T = TypeVar("T")
 TRAIN_S, GENERATE_S, LOAD_S, TURNS = 10.0, 8.0, 1.0, 4
 ROWS = [{"id": f"r{i}", "number": i} for i in range(17)]
+START = Position()
 HELDOUT = [{"id": "h0", "number": 100}]
 
 
@@ -71,7 +73,11 @@ class Service:
     """A batch that the service cannot make."""
     old: str = ""
     """A batch whose first group is of version 0."""
+    all_old: bool = False
+    """All groups are of version 0."""
+    says_versions: bool = True
     refuses_update: int = -1
+    after_update: Callable[[int], None] = lambda version: None
     specs: dict[str, BatchSpec] = field(default_factory=dict)
     ordered_at: list[tuple[str, int]] = field(default_factory=list)
     """Batches with the weights that were served when they were ordered."""
@@ -104,6 +110,7 @@ class Service:
         if update.version == self.refuses_update:
             return [WeightUpdated(update.version, "inference-0", LOAD_S, error="no such file")]
         self.version = update.version
+        self.after_update(update.version)
         return [WeightUpdated(update.version, "inference-0", LOAD_S, 0.0)]
 
     @property
@@ -143,7 +150,9 @@ class Service:
         groups = []
         for index in range(spec.groups_wanted + dropped):
             outcome = GroupOutcome.UNIFORM if index < dropped else GroupOutcome.ACCEPTED
-            stamps = [0] * TURNS if spec.batch_id == self.old and index == dropped else versions
+            old = self.all_old or (spec.batch_id == self.old and index == dropped)
+            stamps: list[int | None] = [0] * TURNS if old else [*versions]
+            stamps = stamps if self.says_versions else [None] * TURNS
             groups.append(GroupResult(f"{spec.batch_id}.g{index}", index, outcome, _rollouts(spec, index, stamps)))
         done = sum(len(g.rollouts) for g in groups)
         progress = BatchProgress(
@@ -153,7 +162,7 @@ class Service:
         return self.recorded[spec.batch_id]
 
 
-def _rollouts(spec: BatchSpec, index: int, versions: list[int]) -> list[RolloutResult]:
+def _rollouts(spec: BatchSpec, index: int, versions: list[int | None]) -> list[RolloutResult]:
     segments = [Segment([1, 2, 3])]
     for version in versions:
         segments += [Segment([7, 8], [-1.0, -0.5], True, version), Segment([9])]
@@ -213,10 +222,17 @@ class VirtualPublisher:
 class Attempt:
     """One loop over a service."""
 
-    def __init__(self, root: Path, service: Service, position: Position = Position(), **trainer: Any) -> None:  # noqa: B008
+    def __init__(
+        self, root: Path, service: Service, position: Position = START, before: int = 0, **trainer: Any
+    ) -> None:
+        """``before``: the staleness of an earlier attempt."""
         settings = {"steps": 6, "groups_per_step": 2, "group_size": 2, "max_rows_per_step": 6, "checkpoint_every": 99}
         config = ProrlConfig(run=RunSettings(root=str(root)), trainer=TrainerConfig(**(settings | trainer)))
         self.run = RunDirectory.create(config)
+        if before:
+            earlier = replace(config, trainer=replace(config.trainer, staleness=before))
+            save(earlier, self.run.attempt_config_file)
+            self.run = self.run.begin_attempt(2)
         self.service, self.crew, self.stop = service, VirtualCrew(), StopSignal()
         self.loop = TrainingLoop(
             config,

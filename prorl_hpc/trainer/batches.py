@@ -153,7 +153,8 @@ def _candidates(group: GroupResult, config: TrainerConfig, oldest_allowed: int) 
             if not conversation.num_trained_tokens:
                 continue
             _check_tokens(conversation, _name(rollout, part))
-            if config.staleness > 0 and any(s.trained and s.weight_version is None for s in conversation.segments):
+            unsaid = any(s.trained and s.weight_version is None for s in conversation.segments)
+            if unsaid and config.staleness > 0 and oldest_allowed > 0:
                 raise RunError(
                     f"{_name(rollout, part)} has tokens without a weight version: how old they are cannot be told. Train "
                     "with trainer.staleness=0, or on servers that say their version"

@@ -1,4 +1,4 @@
-"""A trainer in 40 lines of plain torch for a rollout service that runs: group advantages and DAPO's loss, nothing hidden.
+"""A trainer in some fifty lines of plain torch for a rollout service that runs: group advantages and DAPO's loss, nothing hidden.
 
     python -m prorl_hpc serve experiment=quick --detach      # any model and task; this one needs no GPU
     python examples/plain_torch.py runs/latest 8             # 8 steps

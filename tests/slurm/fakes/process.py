@@ -59,7 +59,7 @@ def main() -> None:
             time.sleep(0.05)
         for name, count in acts.get("finish_after_starts", {}).items():
             started = process.run.logs / f"{name}.starts"
-            while not stopped and len(started.read_text().splitlines()) < count:
+            while not stopped and (not started.exists() or len(started.read_text().splitlines()) < count):
                 time.sleep(0.05)
     begun = time.monotonic()
     while not stopped:

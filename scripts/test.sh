@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # All tests, in two processes side by side: those on clusters of fakes mostly wait for Slurm, and
-# tasks, outside agents, trainer and examples come after them. What they said comes last.
+# whole runs, outside agents, tasks, trainer and examples come after them. What they said comes last.
 # Two processes with clusters and engines on a small machine starve one another now and then; so the few tests that failed
 # in company run again, alone, and the last lines name them. Only what fails alone too fails the whole.
 # `make test` calls this; for a part of the tests: `.venv/bin/python -m pytest tests/core` and the like.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-beside=(tests/dev_cluster tests/sbatch tests/slurm tests/outside_agents tests/tasks tests/trainer tests/examples)
+beside=(tests/dev_cluster tests/sbatch tests/slurm tests/main_job tests/outside_agents tests/tasks tests/trainer tests/examples)
 said=.setup/tests-beside.log
 few=8 # more than these is no accident
 rm -rf .setup/pytest-main .setup/pytest-beside

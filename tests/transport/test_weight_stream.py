@@ -278,6 +278,11 @@ def test_a_process_without_file_descriptors_goes_on_when_it_has_some(
 
 
 def test_closing_breaks_streams_off_and_ends_the_threads() -> None:
+    before = set(threading.enumerate())  # streams of other tests may still be open
+
+    def ours() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t.name.startswith("weight-") and t not in before]
+
     server = WeightServer("127.0.0.1", KEY)
     source = server.offer([offered("w", bytes(64 << 20))])
     with open_stream(source, KEY) as incoming:
@@ -288,9 +293,9 @@ def test_closing_breaks_streams_off_and_ends_the_threads() -> None:
     with pytest.raises(OSError):
         listing_of(source, KEY)
     deadline = time.monotonic() + 20
-    while any(t.name.startswith("weight-") for t in threading.enumerate()) and time.monotonic() < deadline:
+    while ours() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [t for t in threading.enumerate() if t.name.startswith("weight-")]
+    assert ours() == []
 
 
 def test_the_key_is_made_of_a_private_file(tmp_path: Path) -> None:

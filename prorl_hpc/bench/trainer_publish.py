@@ -19,8 +19,9 @@ from prorl_hpc.trainer.publish import SHARED_MEMORY
 _MODEL = "smollm2-135m"
 _CONTEXT_TOKENS = 1024
 _LIMIT_S = 900.0
-CONSTANT_S = 0.5
-"""For what does not grow with the weights: messages, vLLM's pause, and the probe on both sides."""
+CONSTANT_S = 0.75
+"""Half a second for messages, vLLM's pause and the probe on both sides; a quarter for packing this model's matrices for the CPU's
+kernels, which vLLM does anew after each load."""
 _MIB = 1 << 20
 _ENGINE_THREADS = 2
 """As in the default run."""

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from sandbox_runtimes import KINDS, prepared
 
@@ -15,7 +16,13 @@ from prorl_hpc.sandbox.attached_runtime import AttachedRuntime
 
 
 @pytest.fixture
-def runtime_dir() -> Iterator[Path]:
+def others() -> set[int]:
+    """Children that this process had before the test: clusters of the whole session, say, whose own children come and go."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+@pytest.fixture
+def runtime_dir(others: set[int]) -> Iterator[Path]:
     """Named as a run's is, but in a place of its own: what starts elsewhere on this node sweeps what it finds beside it.
     Whatever a test left in it fails the test."""
     place = Path(tempfile.mkdtemp(prefix="prorl-test-", dir="/tmp"))

@@ -106,7 +106,9 @@ def moments(directory: Path, model: Path, draw: random.Random) -> None:
             told = pipe.read()
         if told:
             sure = int.from_bytes(told[-4:], "big")
-        print(json.dumps({"sure": sure} | found(directory)), flush=True)
+        after = found(directory)
+        print(json.dumps({"sure": sure} | after), flush=True)
+        sure = after["step"]  # was there, told or not; so it has to stay
 
 
 def operations(directory: Path, model: Path) -> None:

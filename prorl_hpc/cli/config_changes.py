@@ -20,6 +20,7 @@ HARMLESS = (
     *("sandbox.copy_images", "sandbox.unpack_images"),
     *(f"rollout.{pool}_slots" for pool in ("init", "ready", "run", "eval")),
     *("rollout.workers_per_node", "rollout.balancing", "rollout.when_server_lost", "rollout.drain_s"),
+    *("rollout.abort_cancelled",),
     *("rollout.heartbeat_s", "rollout.lost_after_s", "rollout.http_tcp", "rollout.http_port"),
     *("rollout.keep_trajectories",),
     "trainer",

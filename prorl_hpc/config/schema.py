@@ -230,7 +230,8 @@ class RolloutConfig:
     init_slots: int = 4
     """Rollouts of one worker whose sandbox starts and whose task is prepared at the same time."""
     ready_slots: int = 16
-    """Prepared sandboxes of one worker that wait for a RUN slot."""
+    """Prepared sandboxes of one worker that wait for a RUN slot; 0 (to compare with): INIT begins only when a RUN slot is
+    free for it."""
     run_slots: int = 32
     """Rollouts of one worker that talk to LLM servers at the same time."""
     eval_slots: int = 4
@@ -240,7 +241,11 @@ class RolloutConfig:
     policy_weights: dict[str, float] = field(default_factory=dict)
     """Shares of the policies among rollouts whose order names the policy ``any``; empty: equal shares of all."""
     balancing: str = "least_in_flight"
-    """least_in_flight, or round_robin (to compare with): how LLM servers are chosen, once per rollout."""
+    """How LLM servers are chosen: least_in_flight, or (to compare with) round_robin, both once per rollout, or
+    round_robin_per_request, anew for each turn."""
+    abort_cancelled: bool = True
+    """Stop at once what a cancelled rollout does. false (to compare with): one that is cancelled in RUN goes on to the end
+    of RUN, on its worker and LLM server, in its slots, and what it comes to is thrown away."""
     when_server_lost: str = "move"
     """move: rollouts of a lost LLM server go on elsewhere with their tokens so far; retry: they start again."""
     init_s: float = 60.0

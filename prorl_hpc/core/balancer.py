@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from prorl_hpc.core.least_loaded import LeastLoaded
 from prorl_hpc.messages.control import ServerRef
 
-BALANCING = ("least_in_flight", "round_robin")
+PER_REQUEST = "round_robin_per_request"
+BALANCING = ("least_in_flight", "round_robin", PER_REQUEST)
 
 
 @dataclass
@@ -31,10 +32,11 @@ class ServerBalancer:
     """Servers of any number of policies. Names of assignments are the caller's."""
 
     def __init__(self, balancing: str = "least_in_flight") -> None:
-        """``round_robin``: whoever was chosen longest ago is next, whatever it carries (to compare with)."""
+        """``round_robin``: whoever was chosen longest ago is next, whatever it carries (to compare with); so too with
+        ``round_robin_per_request``, where assignments are in name only and workers choose for each turn."""
         if balancing not in BALANCING:
             raise ValueError(f"balancing is {balancing!r}: expected one of {', '.join(BALANCING)}")
-        self._turns = itertools.count() if balancing == "round_robin" else None
+        self._turns = itertools.count() if balancing != "least_in_flight" else None
         self._servers: dict[str, _Server] = {}
         self._eligible: dict[str, LeastLoaded[float]] = {}
         self._newest: dict[str, int] = {}

@@ -69,7 +69,7 @@ class Workplace:
         used, pools = self._used, self._pools
         if self.draining or used[_FOREIGN] or len(self._slots) >= self.sandbox_limit:
             return False
-        return pools.coupled or (used[_INIT] < pools.init and used[_INIT] + used[_READY] < pools.ready)
+        return pools.coupled or (used[_INIT] < pools.init and self._buffered < self._buffer)
 
     @property
     def room_for_run(self) -> bool:
@@ -82,8 +82,17 @@ class Workplace:
     @property
     def load(self) -> tuple[float, float]:
         """How full its buffer of prepared sandboxes is, then how full it is at all."""
-        buffered = self._used[_INIT] + self._used[_READY]
-        return buffered / (self._pools.ready or 1), len(self._slots) / (self.sandbox_limit or 1)
+        return self._buffered / (self._buffer or 1), len(self._slots) / (self.sandbox_limit or 1)
+
+    @property
+    def _buffered(self) -> int:
+        """What an INIT has to find room beside. Without a buffer that is all that a RUN slot is taken or meant for."""
+        used = self._used
+        return used[_INIT] + used[_READY] + (0 if self._pools.ready else used[_RUN])
+
+    @property
+    def _buffer(self) -> int:
+        return self._pools.ready or self._pools.run
 
     def put(self, attempt_id: str, slot: Slot, rank: Rank | None = None) -> None:
         """Add an attempt or move it; with ``rank`` it waits there for the next stage."""

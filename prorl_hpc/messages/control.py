@@ -30,8 +30,9 @@ _ORDER = list(Stage)
 
 
 class Pools(msgspec.Struct, frozen=True):
-    """Slots of one worker: rollouts at once in each stage, and prepared sandboxes held READY. ``coupled``: one pool
-    of ``run`` slots instead of three, each held from INIT to the end of EVAL (to compare with)."""
+    """Slots of one worker: rollouts at once in each stage, and prepared sandboxes held READY; with ``ready`` 0 (to compare
+    with) an INIT begins only when a RUN slot is free for it. ``coupled``: one pool of ``run`` slots instead of three,
+    each held from INIT to the end of EVAL (to compare with)."""
 
     init: Slots = 4
     ready: Slots = 8

@@ -1,0 +1,114 @@
+"""Rates and efficiency of a series' points, and the figures that are held against goals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prorl_hpc.bench.figures import Figure
+from prorl_hpc.bench.scaling_records import PointFigures, PointResult, PointSpec, PointState
+from prorl_hpc.bench.scaling_simulated import ALLOWED_ERROR, SimulatedSeries
+
+NODES = "nodes"
+"""The series that differs by nodes alone."""
+EFFICIENCY_GOAL = 0.95
+
+
+def of_nodes(results: Sequence[PointResult]) -> list[PointResult]:
+    """The points of the scaling series, by nodes, whatever became of them."""
+    return sorted((result for result in results if result.spec.series == NODES), key=lambda result: result.spec.nodes)
+
+
+def steady(result: PointResult) -> float | None:
+    """Rollouts/s of a point; None if it has none: it failed, or too few rollouts were done for a steady rate."""
+    if result.state is not PointState.DONE or result.figures is None or result.figures.steady_per_s <= 0:
+        return None
+    return result.figures.steady_per_s
+
+
+def why_no_rate(result: PointResult) -> str:
+    """In words; empty if the point has a rate."""
+    if result.state is not PointState.DONE or result.figures is None:
+        return f"{result.state.value.replace('_', ' ')}: {result.why or 'no reason was recorded'}"
+    if steady(result) is None:
+        return f"{result.figures.done} rollouts were done, too few for a rate of the middle 80 %: order more (load.rollouts)"
+    return ""
+
+
+def base_of(results: Sequence[PointResult]) -> PointResult | None:
+    """The smallest measured point, which efficiency refers to."""
+    return next((result for result in of_nodes(results) if steady(result)), None)
+
+
+def efficiency(result: PointResult, base: PointResult | None) -> float | None:
+    """Rate per node against that of ``base``."""
+    rate, least = steady(result), base and steady(base)
+    if rate is None or base is None or not least:
+        return None
+    return (rate / result.spec.nodes) / (least / base.spec.nodes)
+
+
+def series_figures(
+    planned: Sequence[PointSpec], results: Sequence[PointResult], simulated: SimulatedSeries | None
+) -> list[Figure]:
+    """Of the scaling series; the largest point has the goal. Points that were planned but have no result are told."""
+    found = {result.spec.name: result for result in results}
+    base, figures = base_of(results), []
+    specs = sorted((spec for spec in planned if spec.series == NODES), key=lambda spec: spec.nodes)
+    for spec in specs:
+        figures += _of_point(spec, found.get(spec.name), base, is_last=spec is specs[-1])
+    if simulated is not None:
+        figures += _of_simulation(simulated)
+    return figures
+
+
+def _of_point(spec: PointSpec, result: PointResult | None, base: PointResult | None, *, is_last: bool) -> list[Figure]:
+    rate_name, name = f"rate at {_nodes(spec.nodes)}", f"efficiency at {_nodes(spec.nodes)}"
+    against = f"{_nodes(base.spec.nodes)}" if base else "the smallest point"
+    goal = f">= {EFFICIENCY_GOAL:g}" if is_last else ""
+    rate = steady(result) if result else None
+    if rate is None:
+        why = why_no_rate(result) if result else "not measured yet: the same command goes on with the series"
+        figures = [Figure.not_taken(rate_name, "rollouts/s", "", "", why)]
+        return [*figures, Figure.not_taken(name, "×", against, goal, why)] if is_last and base else figures
+    assert result is not None and result.figures is not None
+    told = Figure.told(rate_name, rate, "rollouts/s", "", _counts(result.figures))
+    reached = efficiency(result, base)
+    if reached is None or base is None or result is base:
+        return [told]
+    detail = f"rate per node; {rate:.4g} rollouts/s at {_nodes(spec.nodes)}"
+    if is_last:
+        return [told, Figure.at_least(name, reached, EFFICIENCY_GOAL, "×", against, detail)]
+    return [told, Figure.told(name, reached, "×", against, detail)]
+
+
+def _of_simulation(simulated: SimulatedSeries) -> list[Figure]:
+    worst = max(simulated.checks, key=lambda check: abs(check.error))
+    figures = [
+        Figure.at_most(
+            "largest error of a foretold rate",
+            100 * abs(worst.error),
+            100 * ALLOWED_ERROR,
+            "%",
+            "measured points",
+            f"at {_nodes(worst.nodes)}: {worst.foretold_per_s:.4g} foretold, {worst.measured_per_s:.4g} measured",
+        )
+    ]
+    if not simulated.points:
+        return figures
+    last = max(simulated.points, key=lambda point: point.nodes)
+    name, against = f"simulated efficiency at {_nodes(last.nodes)}", f"{_nodes(simulated.base_nodes)}, simulated"
+    if not simulated.valid:
+        return [*figures, Figure.not_taken(name, "×", against, f">= {EFFICIENCY_GOAL:g}", simulated.why)]
+    detail = simulated.conclusion
+    if last.efficiency >= EFFICIENCY_GOAL:
+        return [*figures, Figure.at_least(name, last.efficiency, EFFICIENCY_GOAL, "×", against, detail)]
+    # The goal is this efficiency or the name of what saturates, which the conclusion gives.
+    return [*figures, Figure(name, last.efficiency, "×", against, f">= {EFFICIENCY_GOAL:g} or named", True, detail)]
+
+
+def _counts(figures: PointFigures) -> str:
+    return f"middle 80 % of {figures.done} rollouts done, {figures.not_done} not done, {figures.seconds:.0f} s in all"
+
+
+def _nodes(count: int) -> str:
+    return f"{count:,} node" + ("" if count == 1 else "s")

@@ -1,0 +1,66 @@
+"""What the simulation of a series came to: how well it foretells what was measured, and what it says of more nodes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from prorl_hpc.bench.scaling_records import Times
+
+ALLOWED_ERROR = 0.10
+"""Of a foretold rate, relative to the measured one: beyond it the continuation is not called valid."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One measured point. ``foretold_per_s``: from the stage times of the other points alone (of its own where there is
+    no other); ``replayed_per_s``: from its own, which tells a wrong model from stage times that differ by point."""
+
+    name: str
+    nodes: int
+    measured_per_s: float
+    foretold_per_s: float
+    replayed_per_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative to what was measured; positive: foretold too fast."""
+        return self.foretold_per_s / self.measured_per_s - 1
+
+    @property
+    def replay_error(self) -> float:
+        return self.replayed_per_s / self.measured_per_s - 1
+
+
+class SimulatedPoint(msgspec.Struct, frozen=True):
+    """``efficiency`` is against the simulation of the smallest measured point, so that like stands against like.
+    ``coordinator_busy`` is a share of one CPU; above 1 the coordinator cannot keep up."""
+
+    nodes: int
+    rollouts: int
+    per_s: float
+    efficiency: float
+    utilisation: dict[str, float]
+    waits: dict[str, Times]
+    coordinator_busy: float
+
+
+class Coordinator(msgspec.Struct, frozen=True):
+    """Its CPU time: ``rollout_s`` for each rollout, and ``idle`` of every second whatever happens. ``how``: what this
+    was fitted from, in words."""
+
+    rollout_s: float
+    idle: float
+    how: str
+
+
+class SimulatedSeries(msgspec.Struct, frozen=True):
+    """``why``: why it is not valid, and what to do; empty if it is. ``conclusion``: what the largest size comes to, and
+    what saturates at which size, if anything does."""
+
+    fitted_from: list[str]
+    base_nodes: int
+    coordinator: Coordinator
+    checks: list[Check]
+    points: list[SimulatedPoint]
+    valid: bool
+    why: str
+    conclusion: str

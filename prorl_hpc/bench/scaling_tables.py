@@ -1,0 +1,109 @@
+"""The tables of report.md: what was measured at each point, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prorl_hpc.bench.scaling_figures import base_of, efficiency, of_nodes, steady, why_no_rate
+from prorl_hpc.bench.scaling_records import PointResult, PointSpec, PointState, Times
+
+NONE = "–"
+_STAGES = ("init", "run", "eval")
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells may hold anything but are one line each."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
+
+
+def rates_table(results: Sequence[PointResult]) -> str:
+    """One line a point of the scaling series; a point that failed says so in place of its rate."""
+    base = base_of(results)
+    head = ("nodes", "state", "rollouts/s", "efficiency", "turns/s", "tokens/s", "done", "not done", "whole run")
+    return markdown_table(head, (_rate_row(result, base) for result in of_nodes(results)))
+
+
+def _rate_row(result: PointResult, base: PointResult | None) -> tuple[str, ...]:
+    nodes, state, figures = f"{result.spec.nodes}", _state(result), result.figures
+    if result.state is not PointState.DONE or figures is None:
+        return (nodes, state, *[NONE] * 7)
+    return (
+        nodes,
+        state,
+        _number(steady(result)),
+        _number(efficiency(result, base), ".3f"),
+        _number(figures.turns_per_s),
+        _number(figures.generated_tokens_per_s),
+        f"{figures.done:,}",
+        f"{figures.not_done:,}",
+        f"{figures.seconds:,.0f} s",
+    )
+
+
+def use_table(results: Sequence[PointResult]) -> str:
+    """How busy each part was."""
+    head = ("point", "INIT", "READY (fill)", "RUN", "EVAL", "engine busy", "requests per server", "prefix hits",
+            "trainer busy", "coordinator")  # fmt: skip
+    rows = []
+    for result in measured(results):
+        figures = result.figures
+        assert figures is not None
+        pools = [_percent(figures.utilisation.get(pool)) for pool in ("init", "ready", "run", "eval")]
+        busy = None if figures.coordinator_s is None else figures.coordinator_s * figures.per_s
+        requests, hits = _number(figures.engine_requests, ".1f"), _percent(figures.prefix_hit_rate)
+        rows.append((result.spec.name, *pools, _percent(figures.engine_busy), requests, hits,
+                     _percent(figures.trainer_busy), _percent(busy)))  # fmt: skip
+    return markdown_table(head, rows)
+
+
+def times_table(results: Sequence[PointResult]) -> str:
+    """Waits and busy times of the stages."""
+    head = ("point", *(f"wait for {stage.upper()}" for stage in _STAGES), *(f"in {stage.upper()}" for stage in _STAGES),
+            "tool call")  # fmt: skip
+    rows = []
+    for result in measured(results):
+        figures = result.figures
+        assert figures is not None
+        waits = [_times(figures.waits.get(stage)) for stage in _STAGES]
+        stages = [_times(figures.stages.get(stage)) for stage in _STAGES]
+        tool = NONE if figures.tool_call_s is None else f"{1000 * figures.tool_call_s:.1f} ms"
+        rows.append((result.spec.name, *waits, *stages, tool))
+    return markdown_table(head, rows)
+
+
+def failed_table(planned: Sequence[PointSpec], results: Sequence[PointResult]) -> str:
+    """Points without a rate, and why; empty if there is none."""
+    found = {result.spec.name: result for result in results}
+    rows = []
+    for spec in planned:
+        result = found.get(spec.name)
+        if result is None:
+            rows.append((spec.name, "not measured", "the series was interrupted: the same command goes on with it", ""))
+        elif why := why_no_rate(result):
+            rows.append((spec.name, _state(result), why, result.run_dir))
+    return markdown_table(("point", "state", "what happened", "run"), rows) if rows else ""
+
+
+def measured(results: Sequence[PointResult]) -> list[PointResult]:
+    """All points that are done, ablations too."""
+    return [result for result in results if result.state is PointState.DONE and result.figures is not None]
+
+
+def _state(result: PointResult) -> str:
+    return result.state.value if result.state is PointState.DONE else f"**{result.state.value.replace('_', ' ')}**"
+
+
+def _number(value: float | None, form: str = ".4g") -> str:
+    return NONE if value is None else format(value, form)
+
+
+def _percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.1f} %"
+
+
+def _times(times: Times | None) -> str:
+    return NONE if times is None else f"{times.mean:.3g} s ({times.p50:.3g}, {times.p99:.3g})"

@@ -49,6 +49,8 @@ class BatchNote(msgspec.Struct, frozen=True):
     uniform: int
     groups: int
     """Started in all."""
+    ended: float = 0.0
+    """When it was full (Unix time)."""
 
 
 class GaugeSample(msgspec.Struct, frozen=True):
@@ -133,6 +135,9 @@ class PointFigures(msgspec.Struct, frozen=True):
     """CPU seconds of the coordinator per rollout that is done."""
     prefix_hit_rate: float | None = None
     """Cached share of all prompt tokens, of engines that count it."""
+    freed_s: list[float] = []
+    """After each batch, seconds until no LLM server worked on what it had cancelled (bench.freed_engines); only with
+    ``LoadOrder.train_s``, a time without orders."""
 
 
 class PointResult(msgspec.Struct, frozen=True):

@@ -17,9 +17,14 @@ def check_place(path: Path, bench: str) -> None:
 
 
 def write_into(path: Path, bench: str, report: Report) -> None:
+    """ConfigError if the file has no marks for ``bench``."""
+    write_between(path, bench, report.markdown())
+
+
+def write_between(path: Path, bench: str, text: str) -> None:
     """``<!-- bench NAME -->`` and ``<!-- end -->`` are the marks. ConfigError if the file has none for ``bench``."""
     before, after = _parted(path, bench)
-    path.write_text(f"{before}{report.markdown()}\n{after}", encoding="utf-8")
+    path.write_text(f"{before}{text}\n{after}", encoding="utf-8")
 
 
 def _parted(path: Path, bench: str) -> tuple[str, str]:

@@ -122,11 +122,15 @@ class Report(msgspec.Struct, frozen=True):
                 console.print(Text(line), soft_wrap=True)
 
     def markdown(self) -> str:
-        """The same table for the documentation."""
+        """The same table for the documentation, with the machine above it."""
+        return f"{self.machine}; commit {self.commit or 'unknown'}; {self.date}.\n\n{self.table()}"
+
+    def table(self) -> str:
+        """In Markdown."""
         lines = ["| figure | value | against | goal | holds | how |", "|---|---|---|---|---|---|"]
         rows = [[cell.replace("|", "\\|") for cell in _cells(figure)] for figure in self.figures]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
-        return "\n".join([f"{self.machine}; commit {self.commit or 'unknown'}; {self.date}.", "", *lines])
+        return "\n".join(lines)
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ BENCHES = {
     "trainer": "a training step against TRL's, new weights into a running engine, how little the trainer waits",
     "launch": "how soon the command line answers and a job works, 20 requeues in a row, 200 runs watched",
     "soak": "nothing lost and nothing delivered twice while workers and the coordinator are killed",
+    "all": "every one of these, one after the other; --quick: in 15 minutes; --write: the page of benchmarks",
 }
 _SOAK_SETTINGS = {"rollouts": 50_000, "workers": 8, "coordinator_kills": 2, "seed": 0}
 
@@ -39,6 +40,10 @@ def main(argv: list[str]) -> int:
         print(usage())
         return 0 if argv else 2
     name = _known(argv[0], "bench", BENCHES)
+    if name == "all":
+        from prorl_hpc.cli.bench_all import main as bench_all
+
+        return bench_all(argv[1:])
     if name == "soak":
         return _soak(argv[1:])
     return _parts(name, argv[1:])

@@ -1,0 +1,39 @@
+"""The page of ``bench all``: a head that says where, when and from what, and under it the table of every bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prorl_hpc.bench.document import check_place, write_between
+from prorl_hpc.bench.everything import Everything
+
+HEAD = "all"
+
+
+def check_page(path: Path, names: list[str]) -> None:
+    """ConfigError unless ``path`` has a place for the head and for each bench."""
+    for name in (HEAD, *names):
+        check_place(path, name)
+
+
+def write_page(path: Path, found: Everything) -> None:
+    """The machine, the commit and the date stand in the head alone."""
+    write_between(path, HEAD, head(found))
+    for outcome in found.outcomes:
+        write_between(path, outcome.name, outcome.report.table())
+
+
+def head(found: Everything) -> str:
+    lines = [
+        f"`{found.command}`: {found.seconds / 60:.0f} minutes on {found.machine}; commit {found.commit or 'unknown'}; {found.date}.",
+        "",
+        "| bench | command | figures | hold | s | load before |",
+        "|---|---|---|---|---|---|",
+    ]
+    for outcome in found.outcomes:
+        figures = len(outcome.report.figures)
+        lines.append(
+            f"| [{outcome.name}](#bench-{outcome.name}) | `{outcome.command}` | {figures} | {outcome.held} "
+            f"| {outcome.seconds:.0f} | {outcome.report.machine.load:g} |"
+        )
+    return "\n".join(lines)

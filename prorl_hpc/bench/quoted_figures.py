@@ -1,0 +1,94 @@
+"""Figures that pages quote: ``<!-- figure BENCH: NAME -->1.92 ms<!-- /figure -->`` in README.md or docs/*.md says what the table of
+that bench says in docs/benchmarks.md, to three digits. Nothing else may stand there, so that no page can promise more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from prorl_hpc.messages.errors import ConfigError
+
+_SECTION = re.compile(r"<!-- bench (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
+_QUOTE = re.compile(r"<!-- figure (?P<bench>[\w-]+): (?P<name>.+?) -->(?P<text>.*?)<!-- /figure -->", re.DOTALL)
+_BORDER = re.compile(r"(?<!\\)\|")
+
+
+class Quote(msgspec.Struct, frozen=True):
+    """``says``: what stands in the page; ``should``: what it should say."""
+
+    page: Path
+    figure: str
+    says: str
+    should: str
+
+
+def pages(benchmarks: Path) -> list[Path]:
+    """Those that may quote ``docs/benchmarks.md``: its neighbours, and the README above them."""
+    readme = benchmarks.resolve().parent.parent / "README.md"
+    beside = sorted(benchmarks.resolve().parent.glob("*.md"))
+    return [*([readme] if readme.is_file() else []), *beside]
+
+
+def quotes(benchmarks: Path) -> Iterator[Quote]:
+    """Of all pages. ConfigError for a figure that ``benchmarks`` does not have, and for marks that are not closed."""
+    known = figures(benchmarks.read_text(encoding="utf-8"))
+    for page in pages(benchmarks):
+        text = page.read_text(encoding="utf-8")
+        found = list(_QUOTE.finditer(text))
+        if len(found) != text.count("<!-- figure "):
+            raise ConfigError(
+                f"{page} has a mark <!-- figure … --> without bench and name, or without <!-- /figure -->"
+            )
+        for match in found:
+            yield Quote(page, f"{match['bench']}: {match['name']}", match["text"], _cell(known, page, match))
+
+
+def refresh(benchmarks: Path) -> list[Quote]:
+    """Write into every page what its quotes should say; those that changed."""
+    changed = [quote for quote in quotes(benchmarks) if quote.says != quote.should]
+    known = figures(benchmarks.read_text(encoding="utf-8"))
+    for page in {quote.page for quote in changed}:
+        page.write_text(_rewritten(page, known), encoding="utf-8")
+    return changed
+
+
+def figures(text: str) -> dict[tuple[str, str], str]:
+    """(bench, name) → value and unit, of all tables between marks. Of several with one name the first."""
+    found: dict[tuple[str, str], str] = {}
+    for section in _SECTION.finditer(text):
+        for line in section[2].splitlines():
+            cells = [cell.strip().replace("\\|", "|") for cell in _BORDER.split(line)]
+            if len(cells) > 2 and cells[1] not in ("", "figure", "bench") and not cells[1].startswith("---"):
+                found.setdefault((section[1], cells[1]), _rounded(cells[2]))
+    return found
+
+
+def _rewritten(page: Path, known: dict[tuple[str, str], str]) -> str:
+    def anew(match: re.Match[str]) -> str:
+        return f"<!-- figure {match['bench']}: {match['name']} -->{_cell(known, page, match)}<!-- /figure -->"
+
+    return _QUOTE.sub(anew, page.read_text(encoding="utf-8"))
+
+
+def _cell(known: dict[tuple[str, str], str], page: Path, match: re.Match[str]) -> str:
+    try:
+        return known[match["bench"], match["name"]]
+    except KeyError:
+        names: Sequence[str] = [name for bench, name in known if bench == match["bench"]]
+        there = f"bench {match['bench']} has {', '.join(names)}" if names else "it has no such bench"
+        raise ConfigError(
+            f"{page} quotes a figure that the page of benchmarks does not have: {match['bench']}: {match['name']}. {there}"
+        ) from None
+
+
+def _rounded(cell: str) -> str:
+    """``2.225 x`` → ``2.23 ×``; words as they are."""
+    number, _, unit = cell.partition(" ")
+    try:
+        value = f"{float(f'{float(number):.3g}'):g}"
+    except ValueError:
+        return cell
+    return f"{value} {unit}".strip() if unit != "x" else f"{value} ×"

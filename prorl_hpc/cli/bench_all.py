@@ -1,0 +1,69 @@
+"""``prorl-hpc bench all``: every bench, and the page that is written from them.
+
+Exit code 0 if every bench took all its figures and they hold, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from prorl_hpc.bench.everything import Everything, run_all, summary
+from prorl_hpc.bench.everything_page import check_page, write_page
+from prorl_hpc.bench.everything_plan import BENCHES
+from prorl_hpc.bench.quoted_figures import refresh
+
+
+def main(argv: list[str]) -> int:
+    args = _parser().parse_args(argv)
+    names = [bench.name for bench in BENCHES]
+    if args.write:
+        check_page(args.write, names)
+    folder = args.out or Path(time.strftime("bench-all-%Y%m%d-%H%M%S"))
+    began = time.monotonic()
+
+    def say(words: str) -> None:
+        print(f"[{time.monotonic() - began:6.0f} s] {words}", file=sys.stderr, flush=True)
+
+    # Told to end, it ends the bench that runs, as it does at Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    found = run_all(BENCHES, args.quick, folder, shlex.join(["prorl-hpc", "bench", "all", *argv]), say)
+    if args.write:
+        write_page(args.write, found)
+        for quote in refresh(args.write):
+            say(f"{quote.page}: {quote.figure}: {quote.says} is now {quote.should}")
+    if args.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        _show(found, folder, Console(highlight=False))
+    return 0 if found.all_hold else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="prorl-hpc bench all",
+        description="every bench, one after the other, each a process of its own; one that fails is told, the others go on",
+    )
+    parser.add_argument("--quick", action="store_true", help="15 minutes on two cores: smaller sizes, fewer parts")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write all tables into FILE (docs/benchmarks.md)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for every bench's report and log (bench-all-DATE)")
+    return parser
+
+
+def _show(found: Everything, folder: Path, console: Console) -> None:
+    for outcome in found.outcomes:
+        console.print(Text(f"\n{outcome.command}"))
+        outcome.report.show(console)
+    console.print()
+    for outcome in found.outcomes:
+        console.print(Text(summary(outcome)))
+    console.print(Text(f"{found.seconds / 60:.1f} minutes in all; every report and log: {folder}"))

@@ -13,10 +13,12 @@ from prorl_hpc.config.schema import ProrlConfig
 
 @dataclass(frozen=True)
 class ScriptSettings:
-    """Time to the first token: ``first_token_s`` + ``first_token_s_per_1k`` for each 1,000 prompt tokens +
-    ``first_token_s_per_request`` for each other request in the engine. Each further token: ``token_s`` +
-    ``token_s_per_request`` for each other request. Both times are drawn around that with a relative spread of ``jitter``
-    (the sigma of a log-normal), the same for the same ``seed``, prompt and sampling seed."""
+    """Time to the first token: ``first_token_s`` + ``first_token_s_per_1k`` for each 1,000 prompt tokens that are not cached
+    + ``first_token_s_per_request`` for each other request in the engine. Each token: ``token_s`` +
+    ``token_s_per_request`` for each other request; and a request that begins holds up all others by ``stall_s_per_1k`` for
+    each 1,000 of its prompt tokens that are not cached, as an engine that reads prompts between two tokens of everybody.
+    All times are drawn around that with a relative spread of ``jitter`` (the sigma of a log-normal), the same for the same
+    ``seed``, prompt and sampling seed. More than engine.max_parallel_requests wait, as for every engine."""
 
     replay: str = ""
     """JSONL of {"prompt": ids or text, "reply": ids or text}; empty: pseudo-random replies."""
@@ -29,7 +31,32 @@ class ScriptSettings:
     first_token_s_per_request: float = 0.0
     token_s: float = 0.0
     token_s_per_request: float = 0.0
+    stall_s_per_1k: float = 0.0
     jitter: float = 0.0
+    cache_tokens: int = 0
+    """What the prefix cache holds; 0: there is none."""
+    block_size: int = 32
+    """Tokens of one block of the prefix cache: prefixes are found block by block."""
+    fitted: str = ""
+    """Where these times come from, for reports: a fit says its run. Changes nothing."""
+
+
+_TIMES = {
+    "first_token_s": "first token {:.4g} s",
+    "first_token_s_per_1k": "+ {:.4g} s per 1,000 prompt tokens not cached",
+    "first_token_s_per_request": "+ {:.4g} s per other request",
+    "token_s": "each token {:.4g} s",
+    "token_s_per_request": "+ {:.4g} s per other request",
+    "stall_s_per_1k": "held up {:.4g} s per 1,000 prompt tokens of others",
+    "jitter": "spread {:.0%}",
+    "cache_tokens": "prefix cache of {:,} tokens",
+}
+
+
+def latency_words(settings: ScriptSettings) -> str:
+    """How long a scripted engine takes, for a report: ``first token 0.05 s, each token 0.02 s``."""
+    given = [words.format(value) for name, words in _TIMES.items() if (value := getattr(settings, name))]
+    return ", ".join(given or ["takes no time"]) + (f" (fitted: {settings.fitted})" if settings.fitted else "")
 
 
 def script_settings(script: Mapping[str, Any]) -> ScriptSettings:
@@ -56,11 +83,13 @@ def _errors(script: Mapping[str, Any]) -> Iterator[str]:
             yield f"{told}: there is no such setting; known are {', '.join(known)}{suggestion}"
         elif isinstance(known[name], str):
             if not isinstance(value, str):
-                yield f"{told}: must be the path of a JSONL file"
+                yield f"{told}: must be {'the path of a JSONL file' if name == 'replay' else 'a text'}"
         elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
             yield f"{told}: must be a number, 0 or more"
         elif isinstance(known[name], int) and not isinstance(value, int):
             yield f"{told}: must be a whole number"
+    if script.get("block_size", 1) == 0:
+        yield "engine.script.block_size=0: must be at least 1"
     least, most = script.get("reply_min_tokens", 1), script.get("reply_max_tokens", 0)
     if isinstance(least, int) and isinstance(most, int) and 0 < most < least:
         yield f"engine.script.reply_min_tokens={least} is more than engine.script.reply_max_tokens={most}"

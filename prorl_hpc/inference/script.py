@@ -82,18 +82,22 @@ class Latency:
 
     def __init__(self, settings: ScriptSettings, token_ids: Sequence[int], sampling: SamplingParams) -> None:
         self._settings = settings
-        self._prompt_tokens = len(token_ids)
+        self.prompt_tokens = len(token_ids)
         spread = _source(token_ids, sampling, settings.seed + 1).gauss(0.0, settings.jitter) if settings.jitter else 0.0
         self._factor = math.exp(spread)
 
-    def first_token_s(self, others: int) -> float:
+    def first_token_s(self, others: int, cached_tokens: int = 0) -> float:
         """Beyond the token's own ``token_s``."""
         given = self._settings
-        prefill = given.first_token_s + given.first_token_s_per_1k * self._prompt_tokens / 1000
+        prefill = given.first_token_s + given.first_token_s_per_1k * (self.prompt_tokens - cached_tokens) / 1000
         return self._factor * (prefill + given.first_token_s_per_request * others)
 
     def token_s(self, others: int) -> float:
         return self._factor * (self._settings.token_s + self._settings.token_s_per_request * others)
+
+    def held_up_s(self, prompt_tokens: int) -> float:
+        """By so many uncached prompt tokens of requests that began meanwhile."""
+        return self._factor * self._settings.stall_s_per_1k * prompt_tokens / 1000
 
 
 def script_of(settings: ScriptSettings, model_path: Path) -> Reply:

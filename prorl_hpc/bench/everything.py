@@ -16,6 +16,7 @@ import msgspec
 from prorl_hpc.bench.figures import Figure, Machine, Report
 from prorl_hpc.bench.parts import Say
 
+PROGRAM = (sys.executable, "-m", "prorl_hpc")
 _LIMIT_S, _QUICK_LIMIT_S = 4 * 3600.0, 600.0
 """For one bench; one that hangs must not cost the others."""
 _END_S = 120.0
@@ -67,7 +68,9 @@ class Everything(msgspec.Struct, frozen=True):
         return all(outcome.exit_code == 0 and outcome.report.all_hold for outcome in self.outcomes)
 
 
-def run_all(benches: Sequence[Bench], quick: bool, folder: Path, command: str, say: Say) -> Everything:
+def run_all(
+    benches: Sequence[Bench], quick: bool, folder: Path, command: str, say: Say, program: Sequence[str] = PROGRAM
+) -> Everything:
     """``folder`` gets ``NAME.json``, the report of each, and ``NAME.log``, what it told meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     machine, began = Machine.here(), time.monotonic()
@@ -75,7 +78,7 @@ def run_all(benches: Sequence[Bench], quick: bool, folder: Path, command: str, s
     for number, bench in enumerate(benches, 1):
         say(f"{number} of {len(benches)}: bench {bench.name}")
         words = bench.quick if quick else bench.words
-        outcome = run_one(bench.name, words, folder, _QUICK_LIMIT_S if quick else _LIMIT_S, say)
+        outcome = run_one(bench.name, words, folder, _QUICK_LIMIT_S if quick else _LIMIT_S, say, program)
         outcomes.append(outcome)
         say(summary(outcome))
     report = Report.of(machine, [])
@@ -89,14 +92,16 @@ def summary(outcome: Outcome) -> str:
     return f"bench {outcome.name}: {outcome.held} of {len(outcome.report.figures)} figures hold, {outcome.seconds:.0f} s{told}"
 
 
-def run_one(name: str, words: Sequence[str], folder: Path, limit_s: float, say: Say) -> Outcome:
+def run_one(
+    name: str, words: Sequence[str], folder: Path, limit_s: float, say: Say, program: Sequence[str] = PROGRAM
+) -> Outcome:
     """A bench that leaves no report, or takes longer than ``limit_s`` seconds, gives one that says so."""
     machine, began = Machine.here(), time.monotonic()
     told = ["bench", name, *words]
     out, log = folder / f"{name}.json", folder / f"{name}.log"
     with out.open("wb") as answer:
         child = subprocess.Popen(
-            [sys.executable, "-m", "prorl_hpc", *told, "--json"],
+            [*program, *told, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=answer,
             stderr=subprocess.PIPE,

@@ -14,3 +14,6 @@ BENCHES = (
     Bench("trainer", [], ["--quick"]),
     Bench("launch", [], ["--quick"]),
 )
+
+NO_BENCHES = {"all", "report", "fit"}
+"""Verbs of ``prorl-hpc bench`` that measure nothing of their own."""

@@ -53,7 +53,7 @@ def simulation(rollouts: int, *, coupled: bool) -> SimulationConfig:
 
 
 def measure(quick: bool, say: Callable[[str], None]) -> list[Figure]:
-    rollouts = 1200 if quick else 3600
+    rollouts = 600 if quick else 3600
     measured: dict[bool, float] = {}
     predicted: dict[bool, float] = {}
     for coupled in (False, True):

@@ -28,13 +28,12 @@ _CLOCK = re.compile(r"^\[ *\d+ s\] ")
 
 
 class Bench(msgspec.Struct, frozen=True):
-    """``words``: what stands behind ``bench NAME``; ``quick``: the same for ``bench all --quick``. ``left_out``: what the quick words do
-    not measure and why, for the page."""
+    """``words``: what stands behind ``bench NAME``; ``quick``: the same for ``bench all --quick``. ``{folder}`` in them is
+    the directory for what a bench keeps."""
 
     name: str
     words: list[str]
     quick: list[str]
-    left_out: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -77,7 +76,7 @@ def run_all(
     outcomes = []
     for number, bench in enumerate(benches, 1):
         say(f"{number} of {len(benches)}: bench {bench.name}")
-        words = bench.quick if quick else bench.words
+        words = [word.format(folder=folder) for word in (bench.quick if quick else bench.words)]
         outcome = run_one(bench.name, words, folder, _QUICK_LIMIT_S if quick else _LIMIT_S, say, program)
         outcomes.append(outcome)
         say(summary(outcome))

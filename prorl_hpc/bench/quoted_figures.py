@@ -27,8 +27,9 @@ class Quote(msgspec.Struct, frozen=True):
 
 def pages(benchmarks: Path) -> list[Path]:
     """Those that may quote ``docs/benchmarks.md``: its neighbours, and the README above them."""
-    readme = benchmarks.resolve().parent.parent / "README.md"
-    beside = sorted(benchmarks.resolve().parent.glob("*.md"))
+    benchmarks = benchmarks.resolve()
+    readme = benchmarks.parent.parent / "README.md"
+    beside = [page for page in sorted(benchmarks.parent.glob("*.md")) if page != benchmarks]
     return [*([readme] if readme.is_file() else []), *beside]
 
 

@@ -35,7 +35,7 @@ class Size:
 
     @classmethod
     def of(cls, quick: bool) -> Size:
-        return cls(4_000, 1_000, 3) if quick else cls(20_000, 5_000, 5)
+        return cls(4_000, 500, 2) if quick else cls(20_000, 5_000, 5)
 
 
 def noop_pools() -> RolloutConfig:

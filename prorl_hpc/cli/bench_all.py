@@ -18,15 +18,15 @@ from rich.text import Text
 
 from prorl_hpc.bench.everything import Everything, run_all, summary
 from prorl_hpc.bench.everything_page import check_page, write_page
-from prorl_hpc.bench.everything_plan import BENCHES
+from prorl_hpc.bench.everything_plan import benches
 from prorl_hpc.bench.quoted_figures import refresh
 
 
 def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
-    names = [bench.name for bench in BENCHES]
+    plan = benches()
     if args.write:
-        check_page(args.write, names)
+        check_page(args.write, [bench.name for bench in plan])
     folder = args.out or Path(time.strftime("bench-all-%Y%m%d-%H%M%S"))
     began = time.monotonic()
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 
     # Told to end, it ends the bench that runs, as it does at Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    found = run_all(BENCHES, args.quick, folder, shlex.join(["prorl-hpc", "bench", "all", *argv]), say)
+    found = run_all(plan, args.quick, folder, shlex.join(["prorl-hpc", "bench", "all", *argv]), say)
     if args.write:
         write_page(args.write, found)
         for quote in refresh(args.write):

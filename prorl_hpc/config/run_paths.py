@@ -81,6 +81,11 @@ class RunPaths(ABC):
         return self.path / "rollouts"
 
     @property
+    def requests(self) -> Path:
+        """What requests cost each LLM server (engine.record_requests)."""
+        return self.path / "requests"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

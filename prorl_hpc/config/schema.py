@@ -110,6 +110,9 @@ class EngineConfig:
     env: dict[str, str] = field(default_factory=dict)
     script: dict[str, Any] = field(default_factory=dict)
     """Settings of kind=scripted: what it answers and how long it takes (docs/inference.md)."""
+    record_requests: bool = False
+    """Each server's agent writes what every request cost (tokens, seconds, how many ran beside it) into requests/ of the run
+    directory: what `bench fit` makes a latency model of."""
 
 
 @dataclass
@@ -140,6 +143,11 @@ class SandboxConfig:
     """Take terminal control sequences (colours and the like) out of output."""
     ipython: str = "inprocess"
     """inprocess (an InteractiveShell in a process of its own, the fastest) or kernel (a Jupyter kernel)."""
+    shell: str = "own"
+    """own (a shell on pipes and pseudo-terminals) or tmux (one that is typed into a tmux, whose screen is then looked at
+    until the prompt is back, as ProRL-Agent's predecessor had it; to compare with): it needs tmux in the image."""
+    tmux_poll_s: float = 0.5
+    """How often sandbox.shell=tmux looks at the screen; OpenHands' BashSession does so every 0.5 s."""
     open_paths: bool = False
     """Let the file tools leave the workspace (they never leave the sandbox)."""
     max_processes: int = 256

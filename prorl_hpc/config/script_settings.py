@@ -71,6 +71,11 @@ def script_errors(config: ProrlConfig) -> Iterator[str]:
     if config.engine.script and config.engine.kind != "scripted":
         yield f"engine.script is given, but engine.kind={config.engine.kind}: it is for engine.kind=scripted alone"
     yield from _errors(config.engine.script)
+    if config.engine.record_requests and config.cluster.inference.nodes == 0:
+        yield (
+            "engine.record_requests=true with cluster.inference.nodes=0: only this run's own LLM servers record what requests "
+            "cost, those of engine.outside do not; leave it out"
+        )
 
 
 def _errors(script: Mapping[str, Any]) -> Iterator[str]:

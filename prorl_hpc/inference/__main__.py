@@ -9,6 +9,7 @@ from prorl_hpc.config.policies import policy_of_server
 from prorl_hpc.inference.agent import InferenceAgent
 from prorl_hpc.inference.factory import make_engine, make_member
 from prorl_hpc.inference.protocol import Engine
+from prorl_hpc.inference.request_records import RequestRecords
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.control import CoordinatorToInference, ServerRef
 from prorl_hpc.messages.inference import WorkerToInference
@@ -66,14 +67,19 @@ async def _work(process: Process, engine: Engine, policy: str, stop: asyncio.Eve
         heartbeat_s=process.config.rollout.heartbeat_s,
         lost_after_s=process.config.rollout.lost_after_s,
     )
+    records = None
+    if process.config.engine.record_requests:
+        records = RequestRecords(process.run.requests / f"{process.name}.jsonl", engine.description, process.node)
     try:
         server = ServerRef(process.name, process.node, door.ipc, door.tcp, policy, vocab_size=engine.model.vocab_size)
-        agent = InferenceAgent(server, process.config, engine, door, line)
+        agent = InferenceAgent(server, process.config, engine, door, line, records)
         endpoints = {"zmq_ipc": door.ipc} | ({"zmq_tcp": door.tcp} if door.tcp else {})
         await agent.run(stop, lambda: process.ready(endpoints, engine.description))
     finally:
         line.close()
         door.close()
+        if records is not None:
+            records.close()
 
 
 async def serve_member(process: Process, index: int, rank: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from prorl_hpc.config.policies import models_of
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.inference.protocol import Engine, EngineLoad
+from prorl_hpc.inference.request_records import RequestRecords
 from prorl_hpc.inference.request_server import RequestServer
 from prorl_hpc.inference.self_test import SelfTest
 from prorl_hpc.messages.control import (
@@ -58,6 +59,7 @@ class InferenceAgent:
         engine: Engine,
         door: RouterDoor[WorkerToInference],
         line: AgentLine[CoordinatorToInference],
+        records: RequestRecords | None = None,
     ) -> None:
         self._server = server
         self._config = config
@@ -73,6 +75,7 @@ class InferenceAgent:
             config.rollout.lost_after_s,
             self._instance,
             self._self_test.refused,
+            records,
         )
         self._updates: asyncio.Queue[WeightUpdate] = asyncio.Queue()
         self._proved: WeightUpdate | None = None

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from prorl_hpc.inference.priority_gate import PriorityGate
 from prorl_hpc.inference.protocol import BadAnswer, Engine, ServerDown
+from prorl_hpc.inference.request_records import RequestRecords
 from prorl_hpc.inference.soundness import check_completion
 from prorl_hpc.messages.errors import InferenceError
 from prorl_hpc.messages.inference import (
@@ -56,8 +58,10 @@ class RequestServer:
         lost_after_s: float,
         instance: str,
         on_bad_answer: Callable[[str], None],
+        records: RequestRecords | None = None,
     ) -> None:
-        """``instance`` names this process, as in Pong. ``on_bad_answer`` is told of an answer that was refused."""
+        """``instance`` names this process, as in Pong. ``on_bad_answer`` is told of an answer that was refused.
+        ``records``: where what each request cost is written."""
         self._server_id = server_id
         self._on_bad_answer = on_bad_answer
         self._engine = engine
@@ -65,6 +69,7 @@ class RequestServer:
         self._gate = PriorityGate(max_parallel)
         self._lost_after_s = lost_after_s
         self._pong = Pong(instance)
+        self._records = records
         self._active: dict[tuple[bytes, str], _Active] = {}
         self._silent_ticks: dict[bytes, int] = {}
         self._aborts: set[asyncio.Task[None]] = set()
@@ -100,11 +105,10 @@ class RequestServer:
     async def _answer(self, peer: bytes, request: Generate) -> None:
         key = (peer, request.request_id)
         try:
+            asked = time.monotonic()
             async with self._gate.slot(request.priority):
                 self._active[key].in_engine = True
-                completion = await self._engine.generate(
-                    request.request_id, request.token_ids, request.sampling, request.priority
-                )
+                completion = await self._generate(request, time.monotonic() - asked)
             check_completion(completion, self._engine.model.vocab_size, self._server_id, request.sampling.max_tokens)
             answer: Any = Generated(request.request_id, completion)
         except InferenceError as error:
@@ -121,6 +125,19 @@ class RequestServer:
         finally:
             del self._active[key]
         await self._door.send(peer, answer)
+
+    async def _generate(self, request: Generate, queued_s: float) -> Completion:
+        opened = self._records.begin() if self._records is not None else None
+        try:
+            completion = await self._engine.generate(
+                request.request_id, request.token_ids, request.sampling, request.priority
+            )
+            if opened is not None:
+                opened.answer = completion
+            return completion
+        finally:
+            if self._records is not None and opened is not None:
+                self._records.end(opened, len(request.token_ids), queued_s)
 
     def _abort(self, peer: bytes, request_id: str) -> None:
         active = self._active.get((peer, request_id))

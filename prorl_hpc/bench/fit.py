@@ -1,0 +1,227 @@
+"""``bench fit``: a latency model of a real engine, from a run that recorded its requests (engine.record_requests).
+
+What comes out are settings of the scripted engine; what was held out of the fit says how far they can be trusted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from prorl_hpc.bench.fit_rows import (
+    COLUMNS,
+    GENERATED,
+    RUNNING,
+    UNCACHED,
+    Floats,
+    Rows,
+    non_negative_least_squares,
+    rows_of,
+)
+from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.script_settings import latency_words, script_settings
+from prorl_hpc.config.store import user_conf_dirs
+from prorl_hpc.inference.request_records import RequestRecord, ServerRequests, read_requests
+from prorl_hpc.messages.errors import ConfigError
+
+LEAST_REQUESTS = 100
+_HELD_OUT = 0.25
+_ROUNDS = 20
+_ALIKE = 0.995
+"""Columns that are correlated more than this cannot be told apart."""
+_DIGITS = 4
+_CACHE_SIZE = re.compile(r"KV cache size: ([\d,]+) tokens")
+
+_LEAST_SPREAD = {
+    UNCACHED: (
+        100.0,
+        "their prompts are about equally long: mix short and long ones (bench=mixed), or let fewer be cached",
+    ),
+    GENERATED: (
+        10.0,
+        "their turns are about equally long: mix short and long ones (bench=mixed, task.max_turn_tokens)",
+    ),
+    RUNNING: (
+        1.0,
+        "the load is always the same: let rollouts begin and end in turn, with rollout.run_slots of 4 or more",
+    ),
+}
+"""From the 5th to the 95th percentile, and what to do about less."""
+
+
+@dataclass(frozen=True)
+class LatencyFit:
+    """``settings``: of engine.script. Errors are |predicted − measured| / measured of requests that were held out.
+    ``throughput_error``: by how much all of their seconds together are predicted wrongly, with its sign."""
+
+    settings: dict[str, float | int | str]
+    source: str
+    requests: int
+    held_out: int
+    median_error: float
+    p90_error: float
+    throughput_error: float
+    notes: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """For people."""
+        lines = [
+            f"latency model of {self.source}, from {self.requests} requests:",
+            f"  {latency_words(script_settings({k: v for k, v in self.settings.items() if k != 'fitted'}))}",
+            f"  {self.held_out} requests that were held out: half of them are predicted within {self.median_error:.1%}, "
+            f"nine of ten within {self.p90_error:.1%}; their seconds in all are off by {self.throughput_error:+.1%}",
+        ]
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+    def yaml(self) -> str:
+        """A file of the Hydra group ``latency``."""
+        comment = "\n".join(f"# {line.strip()}" for line in self.text().splitlines())
+        body = msgspec.yaml.encode({"engine": {"kind": "scripted", "script": self.settings}}).decode()
+        return f"# @package _global_\n{comment}\n{body}"
+
+
+def fit(run_dir: Path) -> LatencyFit:
+    """ConfigError if the run recorded too little, or too much of the same, with what to do."""
+    run = RunDirectory.open(run_dir)
+    config = run.load_config()
+    if not run.requests.is_dir():
+        raise ConfigError(
+            f"{run_dir} has recorded no requests: run it with engine.record_requests=true (now it is "
+            f"{str(config.engine.record_requests).lower()}), with the engine that is to be modelled"
+        )
+    servers = read_requests(run.requests)
+    records = [server.records for server in servers]
+    cache, notes = _cache_settings(run, config, records)
+    return fit_records(records, str(run_dir), _source(run, config, servers), cache, notes)
+
+
+def fit_records(
+    servers: list[list[RequestRecord]],
+    where: str,
+    source: str,
+    cache: dict[str, int],
+    notes: tuple[str, ...] = (),
+) -> LatencyFit:
+    """Of each server its requests. ``where`` names them in errors, ``source`` in the fit; ``cache``: settings that are no
+    times."""
+    rows = rows_of(servers)
+    _check(rows, where)
+    weights = 1 / rows.seconds  # relative errors: a short turn counts as much as a long one
+    features, ones = rows.features * weights[:, None], np.ones(len(rows))
+    held_out = np.random.default_rng(0).random(len(rows)) < _HELD_OUT
+    _check_columns(features[~held_out], where)
+    found = _robust(features[~held_out], ones[~held_out])
+    predicted = features[held_out] @ found
+    errors = np.abs(predicted - 1)
+    measured_s = rows.seconds[held_out]
+    left = np.log(np.maximum(features[~held_out] @ found, 1e-9))
+    settings: dict[str, float | int | str] = {
+        name: _rounded(value) for name, value in zip(COLUMNS, found, strict=True) if value > 0
+    }
+    jitter = 1.4826 * float(
+        np.median(np.abs(left - np.median(left)))
+    )  # of a normal distribution, by its median deviation
+    return LatencyFit(
+        settings=settings | ({"jitter": _rounded(jitter)} if jitter > 1e-3 else {}) | cache | {"fitted": source},
+        source=source,
+        requests=len(rows),
+        held_out=int(held_out.sum()),
+        median_error=float(np.median(errors)),
+        p90_error=float(np.quantile(errors, 0.9)),
+        throughput_error=float((predicted * measured_s).sum() / measured_s.sum() - 1),
+        notes=notes,
+    )
+
+
+def _robust(features: Floats, wanted: Floats) -> Floats:
+    """The least sum of absolute errors, by reweighting least squares: a pause of the machine that hit a few requests
+    does not count as the engine's."""
+    found = non_negative_least_squares(features, wanted)
+    for _ in range(_ROUNDS):
+        scale = 1 / np.sqrt(np.maximum(np.abs(features @ found - wanted), 0.01))
+        found = non_negative_least_squares(features * scale[:, None], wanted * scale)
+    return found
+
+
+def _check(rows: Rows, where: str) -> None:
+    if len(rows) < LEAST_REQUESTS:
+        raise ConfigError(
+            f"{where} has {len(rows)} requests that ended by themselves, a fit needs {LEAST_REQUESTS} at least: record a "
+            "longer run"
+        )
+    for name, (least, advice) in _LEAST_SPREAD.items():
+        low, high = np.quantile(rows.spread[name], [0.05, 0.95])
+        if high - low < least:
+            raise ConfigError(
+                f"{where}: nine of ten requests have {low:.4g} to {high:.4g} {name}, a fit needs a range of {least:g} at "
+                f"least to tell what each costs; {advice}"
+            )
+
+
+def _check_columns(features: Floats, where: str) -> None:
+    """Relative to one another: what always grows together cannot be told apart."""
+    norms = np.linalg.norm(features, axis=0)
+    used = [i for i, norm in enumerate(norms) if norm > 0]
+    unit = features[:, used] / norms[used]
+    alike = np.triu(unit.T @ unit, 1)
+    first, second = np.unravel_index(int(alike.argmax()), alike.shape)
+    if alike[first, second] > _ALIKE:
+        names = " and ".join(COLUMNS[used[int(place)]] for place in (first, second))
+        raise ConfigError(
+            f"{where}: {names} cannot be told apart, for what they are the times of grows together in all requests; record a "
+            "run whose prompts, turns and load vary independently (bench=mixed, several rollout.run_slots)"
+        )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _cache_settings(
+    run: RunDirectory, config: ProrlConfig, servers: list[list[RequestRecord]]
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The prefix cache as the engine's log tells it."""
+    if not any(record.cached_tokens for records in servers for record in records):
+        return {}, ("no prompt token came from a prefix cache: the model has none",)
+    given = config.engine.script
+    if given.get("cache_tokens"):
+        return {"cache_tokens": given["cache_tokens"], "block_size": given.get("block_size", 32)}, ()
+    logs = sorted(run.attempts.glob("*/logs/*-vllm.log"))
+    sizes = [
+        int(size.replace(",", "")) for log in logs for size in _CACHE_SIZE.findall(log.read_text(errors="replace"))
+    ]
+    if sizes:
+        return {"cache_tokens": sizes[-1], "block_size": config.engine.block_size}, ()
+    most = max(sum(record.prompt_tokens for record in records) for records in servers)
+    return {"cache_tokens": most, "block_size": config.engine.block_size}, (
+        "the engine's log does not tell the size of its prefix cache: the model's holds all that this run asked for; set "
+        "cache_tokens to what the engine has",
+    )
+
+
+def _source(run: RunDirectory, config: ProrlConfig, servers: list[ServerRequests]) -> str:
+    """``vllm 0.32.0, smollm2-135m, a node of 2 CPUs, engine.threads=2, run NAME``."""
+    told = {
+        f"{by.engine}, {config.model.name}, a node of {by.cpus} CPUs" for server in servers for by in server.served_by
+    }
+    tensor = f", engine.tensor_parallel={config.engine.tensor_parallel}" if config.engine.tensor_parallel > 1 else ""
+    return f"{' and '.join(sorted(told))}, engine.threads={config.engine.threads}{tensor}, run {run.run_id}"
+
+
+def latency_file(name: str) -> Path:
+    """Where a user's ``latency=NAME`` is found by every launch: the first of their directories of settings."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        raise ConfigError(f"{name!r} cannot be the name of a latency model: letters, digits, _, - and . alone")
+    directories = user_conf_dirs()
+    directory = directories[0] if directories else Path("~/.config/prorl_hpc/conf").expanduser()
+    return directory / "latency" / f"{name}.yaml"
+
+
+def write_fit(found: LatencyFit, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(found.yaml())

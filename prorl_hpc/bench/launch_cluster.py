@@ -27,15 +27,18 @@ KILL_WAIT_S = 30
 
 
 @contextlib.contextmanager
-def private_cluster(directory: Path, *shared: Path) -> Iterator[NamespacedSlurm]:
-    """Two CPU nodes and two GPU nodes; gone when the block, or this process, ends. ``shared``: paths that all nodes see,
-    besides ``directory``, this Python and this package. RunError if it cannot be here, saying why."""
+def private_cluster(
+    directory: Path, *shared: Path, cpu_nodes: int = 2, gpu_nodes: int = 2
+) -> Iterator[NamespacedSlurm]:
+    """Gone when the block, or this process, ends. ``shared``: paths that all nodes see, besides ``directory``, this
+    Python and this package. RunError if it cannot be here, saying why."""
     if reason := missing("namespaced"):
         raise RunError(f"no private Slurm cluster with namespaced nodes: {reason}")
     package = Path(prorl_hpc.__file__).parents[1]
     paths = {directory, package, Path(sys.prefix), Path(sys.base_prefix), Path.cwd(), *shared}
     command = [sys.executable, "-m", "prorl_hpc", "dev", "cluster", "start", str(directory / "slurm")]
-    command += ["--kind", "namespaced", "--until-eof", "--cpu-nodes", "2", "--gpu-nodes", "2"]
+    command += ["--kind", "namespaced", "--until-eof", "--cpu-nodes", str(cpu_nodes)]
+    command += ["--gpu-nodes", str(gpu_nodes)]
     command += ["--kill-wait", str(KILL_WAIT_S), *(word for path in sorted(paths) for word in ("--share", str(path)))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

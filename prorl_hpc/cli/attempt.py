@@ -26,16 +26,24 @@ def run_attempt(
 ) -> int:
     """Submit and, unless ``detach``, show the run until it ends; returns the exit code. ``lock``: the run's, where the
     caller has it: it is released when the job is written down."""
-    with _SignalsHeld() as held:
-        job = submit(run, config, plan, lock)
-        _register(run)
-        print(f"run {run.path}  ({job.description})", flush=True)
-        if held.came:
-            return _told(run, job, end_view(run, job, held.came[0]))
+    job, came = submitted(run, config, plan, lock)
+    print(f"run {run.path}  ({job.description})", flush=True)
+    if came:
+        return _told(run, job, end_view(run, job, came[0]))
     if detach:
         print(f"look: prorl-hpc status {run.path}\nstop: prorl-hpc stop {run.path}")
         return 0
     return follow_and_tell(run, config, job)
+
+
+def submitted(
+    run: RunDirectory, config: ProrlConfig, plan: Plan, lock: RunLock | None = None
+) -> tuple[Job, list[signal.Signals]]:
+    """Submit and put the run into the index; returns the job, and the signals that came meanwhile and were put off."""
+    with _SignalsHeld() as held:
+        job = submit(run, config, plan, lock)
+        _register(run)
+        return job, held.came
 
 
 def follow_and_tell(run: RunDirectory, config: ProrlConfig, job: Job) -> int:

@@ -29,6 +29,7 @@ BENCHES = {
     "conformance": "losses, gradients and advantages of the trainer against numbers of verl and TRL",
     "trainer": "a training step against TRL's, new weights into a running engine, how little the trainer waits",
     "launch": "how soon the command line answers and a job works, 20 requeues in a row, 200 runs watched",
+    "scaling": "rollouts/s against nodes, a run of its own for each size; ablations; a folder with report and plots",
     "soak": "nothing lost and nothing delivered twice while workers and the coordinator are killed",
     "all": "every one of these, one after the other; --quick: in 15 minutes; --write: the page of benchmarks",
 }
@@ -44,6 +45,10 @@ def main(argv: list[str]) -> int:
         from prorl_hpc.cli.bench_all import main as bench_all
 
         return bench_all(argv[1:])
+    if name == "scaling":
+        from prorl_hpc.cli.bench_scaling import main as bench_scaling
+
+        return bench_scaling(argv[1:])
     if name == "soak":
         return _soak(argv[1:])
     return _parts(name, argv[1:])

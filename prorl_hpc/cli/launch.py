@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 def start_all(composed: list[Composed], *, dry_run: bool, detach: bool, attempt: Attempt | None = None) -> int:
     """Check all, then start all or, if one of them is wrong, none. Of a sweep a run that is refused or fails is told,
     and the others are started all the same. ``attempt``: how one is submitted and shown, cli.attempt.run_attempt."""
-    if errors := _all_errors(composed, starting=not dry_run):
+    if errors := all_errors(composed, starting=not dry_run):
         _tell_errors(errors)
         return 2
     # a sweep on a cluster comes back at once; on one machine its runs take turns
@@ -185,7 +185,7 @@ def with_absolute_paths(config: ProrlConfig) -> ProrlConfig:
     )
 
 
-def _all_errors(composed: list[Composed], *, starting: bool) -> list[str]:
+def all_errors(composed: list[Composed], *, starting: bool) -> list[str]:
     """Of all runs; what is wrong with some of a sweep only says with which."""
     from prorl_hpc.cli.preflight import preflight, warnings
 

@@ -40,7 +40,9 @@ def _problems_of(config: ProrlConfig, setting: str, model: ModelConfig) -> Itera
         path = prepared_model(model.prepare)
     else:
         return
-    wrong = check_model(path, _allowed(model.thinking, THINKING), _allowed(model.tool_format, TOOL_FORMAT_NAMES))
+    thinking, tools = _allowed(model.thinking, THINKING), _allowed(model.tool_format, TOOL_FORMAT_NAMES)
+    weights = config.trainer.enabled or config.engine.kind != "scripted"  # else nobody reads any
+    wrong = check_model(path, thinking, tools, weights=weights)
     hint = "" if path.exists() else hub_hint(f"{setting}.path", model.path)
     yield from (named_for(setting, error) + hint for error in wrong)
     if not wrong:
@@ -58,11 +60,11 @@ def named_for(setting: str, error: str) -> str:
     return named if _SETTING.search(error) and named.startswith(setting) else f"{setting}: {named}"
 
 
-def check_model(path: Path, thinking: str = "auto", tool_format: str = "auto") -> list[str]:
-    """Whether a model directory has what a run needs: weights, tokenizer and a chat template that can be extended, and
+def check_model(path: Path, thinking: str = "auto", tool_format: str = "auto", *, weights: bool = True) -> list[str]:
+    """Whether a model directory has what a run needs: ``weights``, tokenizer and a chat template that can be extended, and
     that does what ``model.thinking`` and ``model.tool_format`` ask."""
     try:
-        check_model_dir(path)
+        check_model_dir(path, weights=weights)
     except ValueError as error:
         return [str(error)]
     try:

@@ -33,16 +33,17 @@ def hub_hint(setting: str, given: str) -> str:
     )
 
 
-def check_model_dir(path: Path | str) -> None:
+def check_model_dir(path: Path | str, *, weights: bool = True) -> None:
     """Raise ValueError unless ``path`` holds a causal LM that can be trained and served: config, weights, tokenizer and
-    chat template. Reads no weights and imports nothing heavy."""
+    chat template; without ``weights`` the last two. Reads no weights and imports nothing heavy."""
     directory = Path(path)
     if not str(path) or not directory.is_dir():
         raise ValueError(
             f"model.path={path or '(empty)'} is not a directory: give a Hugging Face model directory, or choose a model that "
             "is prepared here (model.prepare, `prorl-hpc model list`)"
         )
-    check_network(directory)
+    if weights:
+        check_network(directory)
     if not (directory / "tokenizer.json").is_file():
         raise ValueError(
             f"{directory} has no tokenizer.json: save the tokenizer there with transformers, "

@@ -26,6 +26,10 @@ class Ending(enum.StrEnum):
     FAILED = "failed"
 
 
+OUT_OF_TIME = "the allocation ends soon"
+"""The reason to leave off before a time limit."""
+
+
 def signalled_by_slurm(name: str) -> str:
     """The reason to leave off when a signal of that name ends a job's processes: Slurm says no more."""
     return f"{name} from Slurm: cancelled, preempted or requeued"

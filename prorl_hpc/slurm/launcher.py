@@ -25,6 +25,7 @@ from prorl_hpc.slurm.attempt_record import conclude
 from prorl_hpc.slurm.children import tail
 from prorl_hpc.slurm.earlier_attempts import fence_earlier_attempts, why_not_go_on
 from prorl_hpc.slurm.endings import (
+    OUT_OF_TIME,
     Ending,
     StopOrder,
     lost_mark,
@@ -169,13 +170,13 @@ class JobLauncher:
         """SIGUSR2 announces the allocation's end; SIGTERM may be scancel, preemption or a requeue: it says not which."""
         for number in self._signals.take():
             if number == signal.SIGUSR2:
-                return self._leave_off("the allocation ends soon", self._clock.lead_s())
+                return self._leave_off(OUT_OF_TIME, self._clock.lead_s())
             if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 return self._suspend(signalled_by_slurm(signal.Signals(number).name), 0.0)
         return None
 
     def _out_of_time(self) -> tuple[Ending, str] | None:
-        return self._leave_off("the allocation ends soon", self._clock.lead_s()) if self._clock.due() else None
+        return self._leave_off(OUT_OF_TIME, self._clock.lead_s()) if self._clock.due() else None
 
     def _leave_off(self, reason: str, lead_s: float) -> tuple[Ending, str]:
         """Suspend for a reason after which the job is to go on."""

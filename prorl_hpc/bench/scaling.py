@@ -1,0 +1,157 @@
+"""From the words of ``bench scaling`` to the points of a series.
+
+More nodes get more rollouts in proportion (weak scaling), so that every point has the same work per node.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from prorl_hpc.bench.scaling_records import LoadOrder, PointSpec
+from prorl_hpc.bench.series_launch import WORDS, last, last_of_each
+from prorl_hpc.cli.composition import compose_all
+from prorl_hpc.cli.launch_help import group_choices
+from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.messages.errors import ConfigError
+
+SETTINGS = {
+    "nodes": "1,2,4,8: a point for each, with so many CPU nodes and as many inference nodes",
+    "workload": "mixed: what is rolled out, a choice of the group bench",
+    "recorded": "a run directory whose stage times workload=recorded replays",
+    "ablate": "all, or some of the ablations, side by side; without nodes= they alone are measured",
+    "rollouts": "rollouts per node; else 12 for each of a node's RUN slots",
+    "minutes": "30: the time limit of each point",
+    "at_once": "1: points under way at the same time; on a cluster all of them may be, on one machine they disturb each other",
+    "out": "the folder of the series; with the folder of one that was interrupted, that one goes on",
+}
+PER_SLOT = 12
+"""Rollouts for each RUN slot: those that run when the orders are used up are then fewer than the tenth that does not count."""
+MOST_NODES = 4096
+_NODES = (1, 2, 4, 8)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """``overrides``: Hydra's words. ``rollouts`` is per node, 0: by the workload's slots; ``minutes``: of each point."""
+
+    nodes: list[int]
+    workload: str
+    ablate: list[str]
+    rollouts: int
+    minutes: int
+    at_once: int
+    recorded: str
+    out: str
+    overrides: list[str]
+
+
+def read_words(words: Sequence[str]) -> Asked:
+    """Raises ConfigError for a word that is neither a setting of ours nor one for Hydra, and for values that cannot be."""
+    given: dict[str, str] = {}
+    overrides: list[str] = []
+    groups = group_choices()
+    for word in words:
+        name, equals, value = word.partition("=")
+        bare = name.lstrip("+~")
+        if name in SETTINGS and equals:
+            given[name] = value
+        elif bare == "bench":
+            raise ConfigError(f"{word}: the workload is chosen by workload={value or 'NAME'}")
+        elif equals and ("." in bare or bare in groups):
+            overrides.append(word)
+        else:
+            raise ConfigError(_unknown(word, [*SETTINGS, *groups]))
+    workload = given.get("workload", "recorded" if "recorded" in given else "mixed")
+    ablate = _names(given.get("ablate", ""))
+    nodes = whole_numbers("nodes", given["nodes"]) if "nodes" in given else [] if ablate else [*_NODES]
+    _check_workload(workload, given.get("recorded", ""), groups.get("bench", {}))
+    return Asked(
+        nodes,
+        workload,
+        ablate,
+        _whole("rollouts", given.get("rollouts", "0"), 0),
+        _whole("minutes", given.get("minutes", "30"), 1),
+        _whole("at_once", given.get("at_once", "1"), 1),
+        str(Path(given["recorded"]).expanduser().absolute()) if given.get("recorded") else "",
+        given.get("out", ""),
+        overrides,
+    )
+
+
+def points_of(asked: Asked) -> list[PointSpec]:
+    """Raises ConfigError for an ablation that is not known, or what Hydra cannot compose."""
+    base = list(asked.overrides)
+    if not last(base, "engine") and not last(base, "engine.kind"):
+        base = ["engine=scripted", *base]
+    points = _node_points(asked, base) if asked.nodes else []
+    if asked.ablate:
+        from prorl_hpc.bench.ablations import ablation_points
+
+        points += ablation_points(asked.ablate, min(asked.nodes, default=1), base)
+    return points
+
+
+def _node_points(asked: Asked, base: list[str]) -> list[PointSpec]:
+    words = [f"bench={asked.workload}", *base]
+    if asked.recorded:
+        words.append(f"task.options.recorded={asked.recorded}")
+    (composed,) = compose_all(last_of_each([*WORDS, *words]))
+    per_node = asked.rollouts or PER_SLOT * _run_slots(composed.config)
+    return [
+        PointSpec(f"nodes-{n}", n, words, LoadOrder(rollouts=per_node * n), time_minutes=asked.minutes)
+        for n in asked.nodes
+    ]
+
+
+def _run_slots(config: ProrlConfig) -> int:
+    return config.rollout.run_slots * config.rollout.workers_per_node
+
+
+def whole_numbers(name: str, value: str) -> list[int]:
+    """``1,2,4,8`` in rising order. Raises ConfigError."""
+    numbers = [_whole(name, word, 1) for word in value.split(",")]
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"{name}={value}: a number stands there twice")
+    if max(numbers) > MOST_NODES:
+        raise ConfigError(f"{name}={value}: at most {MOST_NODES} nodes can be asked for")
+    return sorted(numbers)
+
+
+def _whole(name: str, value: str, least: int) -> int:
+    if not (value.isascii() and value.isdecimal()) or int(value) < least:
+        raise ConfigError(f"{name}={value}: expected a whole number, {least} or more")
+    return int(value)
+
+
+def _names(value: str) -> list[str]:
+    return [word for word in value.split(",") if word]
+
+
+def _check_workload(workload: str, recorded: str, choices: Iterable[str]) -> None:
+    if workload not in set(choices):
+        raise ConfigError(_unknown(f"workload={workload}", choices, workload))
+    if workload != "recorded" and recorded:
+        raise ConfigError(
+            f"recorded={recorded} needs workload=recorded, and workload={workload} is given: leave one out"
+        )
+    if workload == "recorded" and not recorded:
+        raise ConfigError(
+            "workload=recorded needs recorded=DIR: the directory of the run whose stage times are replayed"
+        )
+    if recorded and not (Path(recorded).expanduser() / "config.yaml").is_file():
+        raise ConfigError(
+            f"recorded={recorded}: there is no run there (no config.yaml in it): give the directory of a run, such as "
+            "runs/latest; `prorl-hpc status` lists yours"
+        )
+
+
+def _unknown(word: str, names: Iterable[str], given: str = "") -> str:
+    names = list(names)
+    near = difflib.get_close_matches(given or word.partition("=")[0], names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{word} is not known here: {hint}There are {', '.join(names)}" + (
+        "" if given else ", and settings as for launch (rollout.run_slots=8)"
+    )

@@ -1,0 +1,111 @@
+"""``prorl-hpc bench scaling``: a series of runs at several node counts, with ablations beside it, and its report.
+
+Exit codes: 0 all points are measured and all figures hold, 1 some do not, 2 wrong words, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from prorl_hpc.bench.parts import Say
+from prorl_hpc.bench.scaling import SETTINGS, points_of, read_words, whole_numbers
+from prorl_hpc.bench.scaling_records import REPORT_FILE, SERIES_FILE, Series
+from prorl_hpc.bench.series import SeriesRun, begin_series, read_series, write_results
+from prorl_hpc.messages.errors import ConfigError
+
+
+def main(argv: list[str]) -> int:
+    args = _parser().parse_intermixed_args(argv)
+    simulate = simulated_nodes(args.simulate)
+    series, folder, at_once = _series(args, argv)
+    say = _sayer()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    if series.place == "private" and not args.inside:
+        from prorl_hpc.bench.series_private import run_in_private_cluster
+
+        return run_in_private_cluster(series, folder, argv, say)
+    series = begin_series(folder, series)
+    say(f"{len(series.points)} points into {folder}")
+    try:
+        SeriesRun(folder, series, say, at_once=at_once, again=args.again).run()
+    except (KeyboardInterrupt, SystemExit):
+        say(f"the series is interrupted; go on with: prorl-hpc bench scaling out={folder}")
+        raise
+    return report(folder, simulate, args.json, say)
+
+
+def report(folder: Path, simulate: list[int], json: bool, say: Say) -> int:
+    """Write all that the folder's points give, and show the figures."""
+    from prorl_hpc.bench.scaling_report import write_report
+
+    series, results = read_series(folder)
+    write_results(folder, results)
+    found = write_report(folder, series, results, None)
+    if json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        found.show(Console(highlight=False))
+        print(f"report: {folder / REPORT_FILE}")
+    return 0 if found.all_hold else 1
+
+
+def _series(args: argparse.Namespace, argv: list[str]) -> tuple[Series, Path, int]:
+    """The series that is asked for, or the one that the folder holds; where it goes; how many points at once."""
+    asked = read_words(args.words)
+    folder = Path(asked.out or time.strftime("scaling-%Y%m%d-%H%M%S")).expanduser().absolute()
+    names = {word.partition("=")[0] for word in args.words}
+    if names <= {"out", "at_once"} and not (args.local or args.private) and (folder / SERIES_FILE).exists():
+        return read_series(folder)[0], folder, asked.at_once
+    place = "private" if args.private else "local" if args.local else "slurm"
+    if place != "slurm" and asked.at_once > 1:
+        raise ConfigError(f"at_once={asked.at_once}: on one machine points are measured one at a time: leave it out")
+    chosen = [word for word in asked.overrides if word.startswith(("cluster=", "cluster.kind="))]
+    if place != "slurm" and chosen:
+        raise ConfigError(f"{chosen[0]} and --{place} name two places: leave one of them out")
+    return Series([*argv], place, points_of(asked)), folder, asked.at_once
+
+
+def simulated_nodes(words: str) -> list[int]:
+    """Of ``nodes=16,64``."""
+    if not words:
+        return []
+    name, _, value = words.partition("=")
+    if name != "nodes" or not value:
+        raise ConfigError(f"--simulate {words}: expected nodes= and node counts, such as nodes=16,64,256")
+    return whole_numbers("--simulate nodes", value)
+
+
+def _sayer() -> Say:
+    began = time.monotonic()
+
+    def say(words: str) -> None:
+        print(f"[{time.monotonic() - began:6.0f} s] {words}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _parser() -> argparse.ArgumentParser:
+    settings = "\n".join(f"  {name}={what}" for name, what in SETTINGS.items())
+    parser = argparse.ArgumentParser(
+        prog="prorl-hpc bench scaling",
+        description="a series of runs, one for each point, through Slurm unless said otherwise; then its report and plots",
+        epilog=f"words and their defaults:\n{settings}\nand Hydra's, as for launch, for all points: cluster=mysite, engine=vllm",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="name=value", help="see below")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--local", action="store_true", help="on this machine, all nodes of a point side by side")
+    where.add_argument("--private", action="store_true", help="on a Slurm cluster of this machine's own (needs root)")
+    parser.add_argument("--simulate", default="", metavar="nodes=16,64,…", help="go on with the plot by simulation")
+    parser.add_argument("--again", action="store_true", help="measure points once more that failed or ran out of time")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    return parser

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from prorl_hpc.bench.document import check_place, write_between
 from prorl_hpc.bench.everything import Everything
 
 HEAD = "all"
+PICTURES = {"scaling/plots/scaling.png": "scaling-nodes.png"}
+"""Of the folder of ``bench all`` → beside the page, for whoever shows them."""
 
 
 def check_page(path: Path, names: list[str]) -> None:
@@ -21,6 +24,14 @@ def write_page(path: Path, found: Everything) -> None:
     write_between(path, HEAD, head(found))
     for outcome in found.outcomes:
         write_between(path, outcome.name, outcome.report.table())
+
+
+def copy_pictures(folder: Path, page: Path) -> list[Path]:
+    """Those that the benches have drawn; where they are now."""
+    drawn = [(folder / source, page.parent / name) for source, name in PICTURES.items() if (folder / source).is_file()]
+    for source, target in drawn:
+        shutil.copyfile(source, target)
+    return [target for _, target in drawn]
 
 
 def head(found: Everything) -> str:

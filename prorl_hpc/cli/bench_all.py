@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from prorl_hpc.bench.everything import Everything, run_all, summary
-from prorl_hpc.bench.everything_page import check_page, write_page
+from prorl_hpc.bench.everything_page import check_page, copy_pictures, write_page
 from prorl_hpc.bench.everything_plan import benches
 from prorl_hpc.bench.quoted_figures import refresh
 
@@ -38,6 +38,8 @@ def main(argv: list[str]) -> int:
     found = run_all(plan, args.quick, folder, shlex.join(["prorl-hpc", "bench", "all", *argv]), say)
     if args.write:
         write_page(args.write, found)
+        for picture in copy_pictures(folder, args.write):
+            say(f"{picture} is written")
         for quote in refresh(args.write):
             say(f"{quote.page}: {quote.figure}: {quote.says} is now {quote.should}")
     if args.json:

@@ -11,7 +11,7 @@ import pytest
 from prorl_hpc.__main__ import main
 from prorl_hpc.bench import everything_plan
 from prorl_hpc.bench.everything import Bench, Everything, Outcome, run_all, run_one, summary
-from prorl_hpc.bench.everything_page import check_page, write_page
+from prorl_hpc.bench.everything_page import check_page, copy_pictures, write_page
 from prorl_hpc.bench.figures import Figure, Machine, Report
 from prorl_hpc.cli import bench_all
 from prorl_hpc.cli.bench import BENCHES
@@ -72,6 +72,16 @@ def test_the_page_has_the_machine_once_and_a_table_for_each_bench(tmp_path: Path
     assert text.count("a machine's model") == text.count("2026-01-01") == text.count("commit c0ffee") == 1
     assert "| [good](#bench-good) | `prorl-hpc bench good` | 1 | 1 | 12 | 0.25 |" in text
     assert text.count("| speed of good | 2 x |") == 1 and "stale" not in text and text.count("kept") == 3
+
+
+def test_pictures_that_were_drawn_go_beside_the_page(tmp_path: Path) -> None:
+    page, plots = tmp_path / "docs" / "benchmarks.md", tmp_path / "out" / "scaling" / "plots"
+    page.parent.mkdir()
+    assert copy_pictures(tmp_path / "out", page) == []
+    plots.mkdir(parents=True)
+    (plots / "scaling.png").write_bytes(b"drawn")
+    (copied,) = copy_pictures(tmp_path / "out", page)
+    assert copied.parent == page.parent and copied.read_bytes() == b"drawn"
 
 
 def test_the_page_is_looked_at_before_anything_is_measured(

@@ -135,6 +135,11 @@ class ServerBalancer:
         return bool(self._eligible.get(policy))
 
     @property
+    def eligible(self) -> list[ServerRef]:
+        """Servers that get assignments now, of all policies, by name."""
+        return [self._servers[name].ref for name in sorted(name for heap in self._eligible.values() for name in heap)]
+
+    @property
     def serves_any(self) -> bool:
         """Whether a rollout of any policy would get a server now."""
         return any(len(heap) for heap in self._eligible.values())

@@ -15,6 +15,7 @@ from prorl_hpc.messages.control import (
     Held,
     MoveRun,
     Pools,
+    RequestServers,
     ServerRef,
     ServerTrouble,
     StageFinished,
@@ -169,7 +170,7 @@ class Order(msgspec.Struct, frozen=True):
     """Send ``message`` to the worker."""
 
     worker_id: str
-    message: StartInit | StartRun | StartEval | MoveRun | Discard
+    message: StartInit | StartRun | StartEval | MoveRun | RequestServers | Discard
 
 
 class Ended(msgspec.Struct, frozen=True):

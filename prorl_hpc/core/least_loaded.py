@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Generic, TypeVar
 
 Load = TypeVar("Load", float, tuple[float, float])
@@ -30,6 +30,9 @@ class LeastLoaded(Generic[Load]):
 
     def __len__(self) -> int:
         return len(self._loads)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loads)
 
     def set(self, key: str, load: Load) -> None:
         """Add ``key`` or change its load."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from prorl_hpc.core.balancer import ServerBalancer
+from prorl_hpc.core.balancer import PER_REQUEST, ServerBalancer
 from prorl_hpc.core.deadlines import Deadlines
 from prorl_hpc.core.events import Command, Order
 from prorl_hpc.core.least_loaded import LeastLoaded
 from prorl_hpc.core.life import Life
 from prorl_hpc.core.population import Population
 from prorl_hpc.core.workplace import Slot, Workplace
-from prorl_hpc.messages.control import Discard, MoveRun, Pools, StartEval, StartInit, StartRun
+from prorl_hpc.messages.control import (
+    Discard,
+    MoveRun,
+    Pools,
+    RequestServers,
+    ServerRef,
+    StartEval,
+    StartInit,
+    StartRun,
+)
 from prorl_hpc.messages.rollout import Failure, FailureKind, Stage, Status
 
 _SLOTS = {Stage.INIT: Slot.INIT, Stage.RUN: Slot.RUN, Stage.EVAL: Slot.EVAL}
@@ -34,6 +43,10 @@ class Placement:
         self._discard_again_s = discard_again_s
         self.workers: dict[str, Workplace] = {}
         self.servers = ServerBalancer(balancing)
+        self.per_request = balancing == PER_REQUEST
+        """Workers choose a server for each request; those of assignments here are in name only."""
+        self._told: list[ServerRef] = []
+        """What they choose from."""
         self.paused = False
         self.holds: dict[str, float] = {}
         """Until when who holds rollouts back, beside a pause."""
@@ -56,6 +69,8 @@ class Placement:
             workplace = self.workers[worker_id] = Workplace(worker_id, pools)
         workplace.pools = pools
         self.touch(worker_id)
+        if self.per_request:
+            self._said.append(Order(worker_id, RequestServers(self._told)))
         return workplace
 
     def lose(self, worker_id: str) -> Workplace | None:
@@ -69,6 +84,12 @@ class Placement:
 
     def touch_all(self) -> None:
         self._touched.update(dict.fromkeys(self.workers))
+
+    def tell_servers(self, lost: str = "") -> None:
+        """Workers that choose for each request are told what has changed."""
+        if self.per_request and (lost or self.servers.eligible != self._told):
+            self._told = self.servers.eligible
+            self._said += [Order(worker_id, RequestServers(self._told, lost)) for worker_id in self.workers]
 
     # attempts
 
@@ -96,6 +117,16 @@ class Placement:
         life.server = server.server_id
         self._said.append(Order(life.worker, MoveRun(life.attempt_id, server)))
         return True
+
+    def replace(self, life: Life, lost: str) -> bool:
+        """The server of a RUN is lost; False, and nothing is done, if none takes over. Where workers choose for each
+        request they move what was under way there by themselves."""
+        if not self.per_request:
+            return self.move(life, lost)
+        server = self.servers.assign(life.attempt_id, life.spec.policy)
+        if server is not None:
+            life.server = server.server_id
+        return server is not None
 
     def leave(self, life: Life) -> None:
         """The attempt is over on its worker, and the worker knows it."""

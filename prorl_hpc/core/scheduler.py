@@ -32,6 +32,7 @@ from prorl_hpc.core.events import (
 from prorl_hpc.core.life import Life, split_attempt_id
 from prorl_hpc.core.placement import Placement
 from prorl_hpc.core.population import Population
+from prorl_hpc.core.stale_runs import StaleRuns
 from prorl_hpc.core.workplace import Workplace
 from prorl_hpc.messages.control import (
     Discarded,
@@ -56,11 +57,14 @@ class Scheduler:
         discard_again_s: float = 10.0,
         balancing: str = "least_in_flight",
         move_runs: bool = True,
+        abort_cancelled: bool = True,
     ) -> None:
         """``retries``: attempts beyond the first. ``report_grace_s``: how long after a stage's budget a worker that
         has not reported it is no longer waited for. ``discard_again_s``: when an unanswered Discard is repeated.
-        ``balancing`` as in ServerBalancer. ``move_runs``: a lost server's RUNs go on elsewhere, if they can."""
+        ``balancing`` as in ServerBalancer. ``move_runs``: a lost server's RUNs go on elsewhere, if they can.
+        Without ``abort_cancelled`` what is cancelled in RUN goes on there, as core.stale_runs has it."""
         self._move_runs = move_runs
+        self._abort_cancelled = abort_cancelled
         self._said: list[Command] = []
         self._population = Population(self._said, retries=retries)
         self._placement = Placement(
@@ -70,6 +74,7 @@ class Scheduler:
             report_grace_s=report_grace_s,
             discard_again_s=discard_again_s,
         )
+        self._stale = StaleRuns(self._placement)
         self.workers = self._placement.workers
         self.servers = self._placement.servers
         self.counts = self._population.counts
@@ -90,7 +95,7 @@ class Scheduler:
                 for rollout_id in event.rollout_ids:
                     self._cancel(rollout_id, now)
             case ServerTrouble():
-                self._server_trouble(event)
+                self._server_trouble(event, now)
             case _:
                 self._membership(event, now)
         self._placement.start_what_fits(now)
@@ -126,6 +131,7 @@ class Scheduler:
                 self._population.recover(event, now)
             case Wake():
                 self._population.wake(event.rollout_ids, now)
+        self._placement.tell_servers()
 
     def life(self, rollout_id: str) -> Life | None:
         """A rollout that has not ended, to look at."""
@@ -167,7 +173,10 @@ class Scheduler:
     def _cancel(self, rollout_id: str, now: float) -> None:
         life = self._population.lives.get(rollout_id)
         if life is not None:
-            self._placement.discard(life, now)
+            if not self._abort_cancelled and life.status is Status.RUN and life.attempt_id in self._placement.attempts:
+                self._stale.let_go_on(life)
+            else:
+                self._placement.discard(life, now)
             self._population.end(life, Status.CANCELLED)
 
     def _stage_finished(self, event: StageFinished, now: float) -> None:
@@ -175,6 +184,7 @@ class Scheduler:
         if life is None or life.worker != event.worker_id or _STAGES.get(life.status) != event.stage:
             # Of an attempt that was given up, or said twice. A failure and EVAL leave nothing behind on the worker,
             # but a discard that is under way is answered all the same, and frees the slot then.
+            self._stale.finished(event, now)
             return
         life.end_stage(event.stage, event.busy_s, now)
         if event.trajectory is not None:
@@ -206,7 +216,8 @@ class Scheduler:
             life = self._placement.attempts.get(attempt_id)
             if life is None:
                 # Being discarded: the worker's answer, not its silence, says that it is gone.
-                self._placement.order_discard(event.worker_id, attempt_id, now)
+                if not self._stale.end(attempt_id, now):
+                    self._placement.order_discard(event.worker_id, attempt_id, now)
                 continue
             message = f"worker {event.worker_id} no longer holds it: was it started anew?"
             failure = Failure(_STAGES.get(life.status), FailureKind.INFRASTRUCTURE, message)
@@ -217,7 +228,7 @@ class Scheduler:
             known = self._placement.attempts.get(held.rollout_id)
             if known is not None and known.worker == event.worker_id:
                 self._catch_up(known, held, now)
-            elif not self._adopt(workplace, held, now):
+            elif not self._stale.end(held.rollout_id, now) and not self._adopt(workplace, held, now):
                 self._placement.order_discard(event.worker_id, held.rollout_id, now)
 
     def _catch_up(self, life: Life, held: Held, now: float) -> None:
@@ -263,6 +274,7 @@ class Scheduler:
         if workplace is None:
             return
         for attempt_id in workplace:
+            self._stale.forget(attempt_id)
             life = self._placement.attempts.pop(attempt_id, None)
             if life is not None:
                 self.servers.release(attempt_id)
@@ -277,20 +289,25 @@ class Scheduler:
     def _server_lost(self, event: ServerLost, now: float) -> None:
         self._placement.touch_all()
         for attempt_id in self.servers.lost(event.server_id):
+            if self._stale.end(attempt_id, now):
+                continue
             life = self._placement.attempts[attempt_id]
-            if self._move_runs and self._placement.move(life, event.server_id):
+            if (self._move_runs or self._placement.per_request) and self._placement.replace(life, event.server_id):
                 continue
             message = f"LLM server {event.server_id} was lost: {event.reason}"
             self._placement.discard(life, now)
             failure = Failure(Stage.RUN, FailureKind.INFERENCE, message)
             self._population.retry_or_fail(life, failure, now, blame=False, spare=event.left)
+        self._placement.tell_servers(lost=event.server_id)
 
-    def _server_trouble(self, event: ServerTrouble) -> None:
+    def _server_trouble(self, event: ServerTrouble, now: float) -> None:
+        self._stale.end(event.rollout_id, now)
         life = self._placement.attempts.get(event.rollout_id)
         if life is None or life.worker != event.worker_id or life.status is not Status.RUN:
             return
         # One that was moved meanwhile has been told so: its worker asked before it knew.
-        if life.server == event.server_id and not (self._move_runs and self._placement.move(life, event.server_id)):
+        concerned = self._placement.per_request or life.server == event.server_id
+        if concerned and not (self._move_runs and self._placement.move(life, event.server_id)):
             self._said.append(Order(life.worker, MoveRun(event.rollout_id, None)))
 
     # time
@@ -306,6 +323,8 @@ class Scheduler:
                 message = f"worker {life.worker} did not report the end of {stage} when its budget was over"
                 self._placement.discard(life, now)
                 self._population.retry_or_fail(life, Failure(Stage(stage), FailureKind.INFRASTRUCTURE, message), now)
+            elif stage == Stage.RUN:
+                self._stale.end(attempt_id, now)
         for _, (worker_id, attempt_id) in self._placement.discards.due(now):
             workplace = self.workers.get(worker_id)
             if workplace is not None and attempt_id in workplace.leaving:

@@ -180,6 +180,14 @@ class MoveRun(msgspec.Struct, frozen=True, tag=True):
     server: ServerRef | None
 
 
+class RequestServers(msgspec.Struct, frozen=True, tag=True):
+    """Only with rollout.balancing=round_robin_per_request: all LLM servers that new requests may go to, in place of those
+    told before. Requests that are under way go on where they are, but for those to ``lost``."""
+
+    servers: list[ServerRef]
+    lost: str = ""
+
+
 class ServerTrouble(msgspec.Struct, frozen=True, tag=True):
     """A rollout's server does not answer it. Answered by MoveRun."""
 
@@ -247,5 +255,7 @@ AgentToCoordinator = (
     | ServerTrouble
     | WeightUpdated
 )
-CoordinatorToWorker = Welcome | StartInit | StartRun | StartEval | MoveRun | Discard | Acknowledge | Shutdown
+CoordinatorToWorker = (
+    Welcome | StartInit | StartRun | StartEval | MoveRun | RequestServers | Discard | Acknowledge | Shutdown
+)
 CoordinatorToInference = Welcome | WeightUpdate | Shutdown

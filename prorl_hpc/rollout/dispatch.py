@@ -71,7 +71,10 @@ class Dispatch:
         self._on_retried = on_retried
         self._clock = clock
         self.scheduler = Scheduler(
-            retries=config.retries, balancing=config.balancing, move_runs=config.when_server_lost == "move"
+            retries=config.retries,
+            balancing=config.balancing,
+            move_runs=config.when_server_lost == "move",
+            abort_cancelled=config.abort_cancelled,
         )
         self.agents = Agents()
         self.served = ServedModels()

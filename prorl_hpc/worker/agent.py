@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from prorl_hpc.config.schema import ProrlConfig, RolloutConfig, TaskConfig
+from prorl_hpc.core.balancer import PER_REQUEST
 from prorl_hpc.messages.control import (
     Acknowledge,
     CoordinatorToWorker,
@@ -16,6 +17,7 @@ from prorl_hpc.messages.control import (
     Goodbye,
     MoveRun,
     Pools,
+    RequestServers,
     Shutdown,
     StartEval,
     StartInit,
@@ -33,6 +35,7 @@ from prorl_hpc.worker.gateway_runs import Runs
 from prorl_hpc.worker.llms import LLMSource
 from prorl_hpc.worker.outbox import Outbox
 from prorl_hpc.worker.policies import Policy
+from prorl_hpc.worker.request_rotation import RequestRotation
 from prorl_hpc.worker.stages import StageRunner
 from prorl_hpc.worker.web_search import make_web_search
 
@@ -87,10 +90,12 @@ class Worker:
         self._outbox = Outbox()
         move = config.rollout.when_server_lost == "move"
         handlers = Handlers(config.task)
+        # Only a coordinator of round_robin_per_request names servers to take in turn.
+        self._rotation = RequestRotation(llms) if config.rollout.balancing == PER_REQUEST else None
         self._stages = StageRunner(
             worker_id,
             runtime,
-            llms,
+            self._rotation or llms,
             policies,
             handlers,
             self._outbox,
@@ -144,6 +149,8 @@ class Worker:
                     self._stages.start_eval(order)
                 case MoveRun():
                     self._stages.move_run(order)
+                case RequestServers() if self._rotation is not None:
+                    self._rotation.told(order)
                 case Discard():
                     self._stages.discard(order)
                 case Acknowledge():

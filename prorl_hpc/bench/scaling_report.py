@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from prorl_hpc.bench.figures import Machine, Report
-from prorl_hpc.bench.scaling_figures import NODES, series_figures
+from prorl_hpc.bench.scaling_figures import base_of, efficiency, of_nodes, series_figures
+from prorl_hpc.bench.scaling_paper import ablations_table, differences, nodes_table
+from prorl_hpc.bench.scaling_plots import draw_plots
 from prorl_hpc.bench.scaling_records import REPORT_FILE, SUMMARY_FILE, PointResult, Series
 from prorl_hpc.bench.scaling_simulated import SimulatedSeries
-from prorl_hpc.bench.scaling_tables import failed_table, rates_table, times_table, use_table
+from prorl_hpc.bench.scaling_tables import (
+    failed_table,
+    measured,
+    rates_table,
+    set_up_table,
+    simulated_section,
+    times_table,
+    use_table,
+)
+
+PLOTS = "plots"
+_PLACES = {
+    "local": "all nodes are processes of one machine",
+    "slurm": "nodes of a Slurm cluster",
+    "private": "a Slurm cluster of its own on one machine, whose nodes share its CPUs",
+}
+_METHOD = """\
+- **Rate**: rollouts that are done per second between the first and the last tenth of them (the middle 80 %), without
+  filling up and running dry; the simulator's is the same.
+- **Efficiency** at N nodes: (rate at N / N) / (rate at m / m), m the smallest node count that was measured.
+- All rollouts of a point are ordered at its start, so the wait for INIT is the time in that queue: it says how many
+  were ordered, not that something is slow.
+- Sandboxes and tool calls are real processes; their commands sleep. With the scripted engine the model's turns take
+  the time that its latency model says, and no GPU works.
+- **Engine busy**: share of moments in which an LLM server had at least one request. **Trainer busy**: share of the run
+  in its (pretended) training. **Coordinator**: its CPU time, of one CPU."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -30,22 +58,62 @@ def write_report(
     """Write report.md, summary.json and plots/ into ``folder``; returns the figures. Points without a result are told
     as not measured. May be called again at any time."""
     report = Report.of(Machine.here(), series_figures(series.points, results, simulated))
-    text = "\n\n".join(_sections(series, results, simulated, report))
-    (folder / REPORT_FILE).write_text(text + "\n", encoding="utf-8")
+    drawn = draw_plots(folder / PLOTS, results, simulated)
+    text = "\n\n".join(_sections(series, results, simulated, report, drawn))
+    _write(folder / REPORT_FILE, (text + "\n").encode())
     summary = Summary(report, series, list(results), simulated)
-    (folder / SUMMARY_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=1))
+    _write(folder / SUMMARY_FILE, msgspec.json.format(msgspec.json.encode(summary), indent=1))
     return report
 
 
+def _write(path: Path, content: bytes) -> None:
+    """Whoever reads it meanwhile finds the whole old one or the whole new one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(content)
+    part.replace(path)
+
+
 def _sections(
-    series: Series, results: Sequence[PointResult], simulated: SimulatedSeries | None, report: Report
+    series: Series,
+    results: Sequence[PointResult],
+    simulated: SimulatedSeries | None,
+    report: Report,
+    drawn: dict[str, str],
 ) -> Iterator[str]:
+    def plots(*names: str) -> str:
+        return "".join(f"\n\n![{drawn[name]}]({PLOTS}/{name}.png)\n\n{drawn[name]}." for name in names if name in drawn)
+
     yield "# Scaling of the rollout service"
-    yield f"Asked for by `{shlex.join(series.command)}`, place: {series.place}."
+    yield f"Asked for by `{shlex.join(series.command)}`; {series.place}: {_PLACES.get(series.place, series.place)}."
+    yield "\n".join(_headlines(results, simulated))
     if failed := failed_table(series.points, results):
         yield f"## Points without a rate\n\n{failed}"
-    if any(result.spec.series == NODES for result in results):
-        yield f"## Rollouts per second\n\n{rates_table(results)}"
-    yield f"## Use\n\n{use_table(results)}"
-    yield f"## Times\n\nMean (median, 99th percentile).\n\n{times_table(results)}"
-    yield f"## Figures\n\n{report.markdown()}"
+    yield f"## Set-up\n\n{set_up_table(results)}" if results else "Nothing was measured yet."
+    if of_nodes(results):
+        yield f"## Rollouts per second\n\n{rates_table(results)}{plots('scaling')}"
+    if simulated is not None:
+        yield f"## Simulated continuation\n\n{simulated_section(simulated)}"
+    if measured(results):
+        yield f"## How busy each part was\n\n{use_table(results)}{plots('utilisation', 'busy')}"
+        times = f"Mean (median, 99th percentile).\n\n{times_table(results)}"
+        yield f"## Times\n\n{times}{plots('waits', 'batches')}"
+    if beside := [table for make in _BESIDE if (table := make(results))]:
+        yield "\n\n".join(["## Beside the seed's published figures", *beside, differences()])
+    yield f"## Figures\n\nReport written on: {report.markdown()}"
+    yield f"## How it is measured\n\n{_METHOD}"
+
+
+_BESIDE: tuple[Callable[[Sequence[PointResult]], str], ...] = (nodes_table, ablations_table)
+
+
+def _headlines(results: Sequence[PointResult], simulated: SimulatedSeries | None) -> Iterator[str]:
+    """The engine first: nobody shall take a scripted engine's tokens for a GPU's."""
+    engines = sorted({result.engine for result in results if result.engine})
+    yield f"- Engine: {'; '.join(engines) or 'not known yet'}."
+    base, points = base_of(results), of_nodes(results)
+    if base is not None and points[-1] is not base:
+        last, share = points[-1], efficiency(points[-1], base)
+        reached = f"**{share:.3f}**" if share is not None else f"not known: the point {last.state.value}"
+        yield f"- Efficiency at {last.spec.nodes:,} nodes, against {base.spec.nodes:,}: {reached}."
+    if simulated is not None:
+        yield f"- Simulated: {simulated.conclusion if simulated.valid else f'**not valid**: {simulated.why}'}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from prorl_hpc.bench.scaling_figures import base_of, efficiency, of_nodes, steady, why_no_rate
 from prorl_hpc.bench.scaling_records import PointResult, PointSpec, PointState, Times
+from prorl_hpc.bench.scaling_simulated import SimulatedSeries
 
 NONE = "–"
 _STAGES = ("init", "run", "eval")
@@ -84,7 +85,7 @@ def failed_table(planned: Sequence[PointSpec], results: Sequence[PointResult]) -
         if result is None:
             rows.append((spec.name, "not measured", "the series was interrupted: the same command goes on with it", ""))
         elif why := why_no_rate(result):
-            rows.append((spec.name, _state(result), why, result.run_dir))
+            rows.append((spec.name, _state(result), result.why or why, result.run_dir))
     return markdown_table(("point", "state", "what happened", "run"), rows) if rows else ""
 
 
@@ -107,3 +108,63 @@ def _percent(share: float | None) -> str:
 
 def _times(times: Times | None) -> str:
     return NONE if times is None else f"{times.mean:.3g} s ({times.p50:.3g}, {times.p99:.3g})"
+
+
+def set_up_table(results: Sequence[PointResult]) -> str:
+    """What each point was: workload, engine, size, load, date, run."""
+    rows = []
+    for result in results:
+        spec, load = result.spec, result.spec.load
+        if load.batches:
+            ordered = f"{load.batches} batches of {load.groups} × {load.group_size}, refill {load.refill.value}"
+        else:
+            ordered = f"{load.rollouts:,} rollouts"
+        rows.append(
+            (spec.name, f"{spec.nodes:,}", result.workload, result.engine, ordered, result.date, result.run_dir)
+        )
+    return markdown_table(("point", "nodes", "workload", "engine", "ordered", "began", "run"), rows)
+
+
+def simulated_section(simulated: SimulatedSeries) -> str:
+    """The proof first, then the continuation, or why there is none to trust."""
+    checks = markdown_table(
+        ("nodes", "measured", "foretold", "error", "replayed", "error"),
+        (
+            (
+                f"{check.nodes:,}",
+                f"{check.measured_per_s:.4g}/s",
+                f"{check.foretold_per_s:.4g}/s",
+                f"{100 * check.error:+.1f} %",
+                f"{check.replayed_per_s:.4g}/s",
+                f"{100 * check.replay_error:+.1f} %",
+            )
+            for check in simulated.checks
+        ),
+    )
+    verdict = simulated.conclusion if simulated.valid else f"**The continuation is not valid.** {simulated.why}"
+    points = markdown_table(
+        ("nodes", "rollouts", "rollouts/s", "efficiency", "RUN in use", "wait for RUN, mean", "coordinator"),
+        (
+            (
+                f"{point.nodes:,}",
+                f"{point.rollouts:,}",
+                f"{point.per_s:.4g}",
+                f"{point.efficiency:.3f}",
+                _percent(point.utilisation.get("run")),
+                f"{point.waits['run'].mean:.3g} s" if "run" in point.waits else NONE,
+                _percent(point.coordinator_busy),
+            )
+            for point in simulated.points
+        ),
+    )
+    return "\n\n".join(
+        [
+            f"The service's own scheduler under a virtual clock, with stage times recorded at "
+            f"{', '.join(simulated.fitted_from)}. Coordinator: {simulated.coordinator.how}. Foretold: from the stage "
+            "times of the other points alone; replayed: from the point's own. Not in the model: the network, shared "
+            "storage, Slurm itself, and the memory of one coordinator.",
+            checks,
+            verdict,
+            points,
+        ]
+    )

@@ -30,6 +30,8 @@ SETTINGS = {
 }
 PER_SLOT = 12
 """Rollouts for each RUN slot: those that run when the orders are used up are then fewer than the tenth that does not count."""
+ONE_MACHINE = ("rollout.init_slots=1", "rollout.ready_slots=2", "rollout.run_slots=2", "rollout.eval_slots=4")
+"""Slots of a node where all nodes share one machine: more would measure its cores."""
 MOST_NODES = 4096
 _NODES = (1, 2, 4, 8)
 
@@ -81,12 +83,12 @@ def read_words(words: Sequence[str]) -> Asked:
     )
 
 
-def points_of(asked: Asked) -> list[PointSpec]:
+def points_of(asked: Asked, place: str) -> list[PointSpec]:
     """Raises ConfigError for an ablation that is not known, or what Hydra cannot compose."""
     base = list(asked.overrides)
     if not last(base, "engine") and not last(base, "engine.kind"):
         base = ["engine=scripted", *base]
-    points = _node_points(asked, base) if asked.nodes else []
+    points = _node_points(asked, base, place) if asked.nodes else []
     if asked.ablate:
         from prorl_hpc.bench.ablations import ablation_points
 
@@ -94,8 +96,9 @@ def points_of(asked: Asked) -> list[PointSpec]:
     return points
 
 
-def _node_points(asked: Asked, base: list[str]) -> list[PointSpec]:
-    words = [f"bench={asked.workload}", *base]
+def _node_points(asked: Asked, base: list[str], place: str) -> list[PointSpec]:
+    sizes = [] if place == "slurm" else [*ONE_MACHINE]
+    words = last_of_each([f"bench={asked.workload}", *sizes, *base])
     if asked.recorded:
         words.append(f"task.options.recorded={asked.recorded}")
     (composed,) = compose_all(last_of_each([*WORDS, *words]))

@@ -16,6 +16,7 @@ from prorl_hpc.cli.following import stop_at_once
 from prorl_hpc.cli.launch import all_errors, launch
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
+from prorl_hpc.config.script_settings import latency_words, script_settings
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.slurm.plan import NodePlan, Plan, ProcessPlan
@@ -134,8 +135,7 @@ def engine_words(config: ProrlConfig) -> str:
     """What answered, for the report."""
     engine = config.engine
     if engine.kind == "scripted":
-        script = ", ".join(f"{name} {value}" for name, value in engine.script.items())
-        return f"scripted: {script or 'answers at once'}"
+        return f"scripted: {latency_words(script_settings(engine.script))}"
     package = "transformers" if engine.kind == "transformers" else "vllm"
     try:
         version = importlib.metadata.version(package)

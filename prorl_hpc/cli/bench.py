@@ -30,9 +30,13 @@ BENCHES = {
     "trainer": "a training step against TRL's, new weights into a running engine, how little the trainer waits",
     "launch": "how soon the command line answers and a job works, 20 requeues in a row, 200 runs watched",
     "scaling": "rollouts/s against nodes, a run of its own for each size; ablations; a folder with report and plots",
+    "report": "series or runs side by side, or the report of a series once more",
+    "fit": "how long a real engine takes, from a run that recorded its requests, for scripted engines",
     "soak": "nothing lost and nothing delivered twice while workers and the coordinator are killed",
     "all": "every one of these, one after the other; --quick: in 15 minutes; --write: the page of benchmarks",
 }
+_OWN_WORDS = ("all", "scaling", "report", "fit")
+"""Those with a command line of their own, in cli.bench_NAME."""
 _SOAK_SETTINGS = {"rollouts": 50_000, "workers": 8, "coordinator_kills": 2, "seed": 0}
 
 
@@ -41,14 +45,9 @@ def main(argv: list[str]) -> int:
         print(usage())
         return 0 if argv else 2
     name = _known(argv[0], "bench", BENCHES)
-    if name == "all":
-        from prorl_hpc.cli.bench_all import main as bench_all
-
-        return bench_all(argv[1:])
-    if name == "scaling":
-        from prorl_hpc.cli.bench_scaling import main as bench_scaling
-
-        return bench_scaling(argv[1:])
+    if name in _OWN_WORDS:
+        code: int = importlib.import_module(f"prorl_hpc.cli.bench_{name}").main(argv[1:])
+        return code
     if name == "soak":
         return _soak(argv[1:])
     return _parts(name, argv[1:])

@@ -70,7 +70,7 @@ def _series(args: argparse.Namespace, argv: list[str]) -> tuple[Series, Path, in
     chosen = [word for word in asked.overrides if word.startswith(("cluster=", "cluster.kind="))]
     if place != "slurm" and chosen:
         raise ConfigError(f"{chosen[0]} and --{place} name two places: leave one of them out")
-    return Series([*argv], place, points_of(asked)), folder, asked.at_once
+    return Series([*argv], place, points_of(asked, place)), folder, asked.at_once
 
 
 def simulated_nodes(words: str) -> list[int]:

@@ -7,11 +7,13 @@ sees, not what the scheduler believes, is checked.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from prorl_hpc.core.balancer import PER_REQUEST
 from prorl_hpc.core.events import (
     Cancel,
     Ended,
@@ -38,6 +40,7 @@ from prorl_hpc.messages.control import (
     Held,
     MoveRun,
     Pools,
+    RequestServers,
     ServerRef,
     ServerTrouble,
     StageFinished,
@@ -57,20 +60,17 @@ def ref(server_id: str) -> ServerRef:
     return ServerRef(server_id, "n", "ipc://x", "")
 
 
-def new_scheduler() -> Scheduler:
-    return Scheduler(retries=2, report_grace_s=5.0, discard_again_s=10.0)
-
-
 @dataclass
 class World:
     """One worker. ``held``: attempt → stage that runs, None between stages. ``finals``: last reports that the
-    coordinator has not heard."""
+    coordinator has not heard. ``choice``: servers that requests may go to, if it chooses for each."""
 
     held: dict[str, Stage | None] = field(default_factory=dict)
     server: dict[str, str] = field(default_factory=dict)
     discards: list[str] = field(default_factory=list)
     reports: dict[str, list[StageFinished]] = field(default_factory=dict)
     finals: dict[str, list[StageFinished]] = field(default_factory=dict)
+    choice: list[str] | None = None
 
     def hello(self) -> tuple[Held, ...]:
         """All that it holds; the last reports are told thereby."""
@@ -100,9 +100,15 @@ class World:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    switches: ClassVar[dict[str, Any]] = {}
+    pools = POOLS
+
+    def new_scheduler(self) -> Scheduler:
+        return Scheduler(retries=2, report_grace_s=5.0, discard_again_s=10.0, **self.switches)
+
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = new_scheduler()
+        self.scheduler = self.new_scheduler()
         self.specs: dict[str, RolloutSpec] = {}
         self.attempts: dict[str, int] = {}
         self.ended_before = 0
@@ -134,6 +140,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         message = order.message
         if isinstance(message, Discard):
             world.discards.append(message.rollout_id)
+            return
+        if isinstance(message, RequestServers):
+            world.choice = [server.server_id for server in message.servers]
             return
         if isinstance(message, MoveRun):
             assert world.held[message.rollout_id] is Stage.RUN
@@ -184,20 +193,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def worker_starts(self, worker: str) -> None:
         if worker not in self.worlds:
             self.worlds[worker] = World()
-            self.tell(WorkerJoined(worker, POOLS))
+            self.tell(WorkerJoined(worker, self.pools))
 
     @precondition(lambda self: self.worlds)
     @rule(data=st.data())
     def worker_says_hello_again(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.worlds)))
-        self.tell(WorkerJoined(worker, POOLS, self.worlds[worker].hello()))
+        self.tell(WorkerJoined(worker, self.pools, self.worlds[worker].hello()))
 
     @precondition(lambda self: self.worlds)
     @rule(data=st.data())
     def worker_is_started_anew_unnoticed(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.worlds)))
         self.worlds[worker] = World()
-        self.tell(WorkerJoined(worker, POOLS))
+        self.tell(WorkerJoined(worker, self.pools))
 
     @precondition(lambda self: self.worlds)
     @rule(data=st.data(), comes_back=st.booleans())
@@ -209,7 +218,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if comes_back:
             world.discards.clear()
             self.worlds[worker] = world
-            self.tell(WorkerJoined(worker, POOLS, world.hello()))
+            self.tell(WorkerJoined(worker, self.pools, world.hello()))
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), reports=st.integers(0, 2), orders=st.integers(0, 2))
@@ -229,14 +238,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 world.held[attempt] = None
                 world.server.pop(attempt, None)
-        self.tell(WorkerJoined(worker, POOLS, world.hello()))
+        self.tell(WorkerJoined(worker, self.pools, world.hello()))
 
     @rule(data=st.data(), silent_ends=st.integers(0, 4), servers_first=st.booleans(), notes_lost=st.booleans())
     def the_coordinator_is_started_anew(
         self, data: st.DataObject, silent_ends: int, servers_first: bool, notes_lost: bool
     ) -> None:
         """Stages end while it is away; workers come back one by one, some after the grace, some not at all."""
-        self.scheduler = new_scheduler()
+        self.scheduler = self.new_scheduler()
         self.scheduler.servers.require("policy", self.newest)
         self.ended_before = len(self.ended)
         self.old_reports.clear()
@@ -261,7 +270,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.now += 1.0
                     self.tell(Tick())
                 self.worlds[worker] = worlds[worker]
-                self.tell(WorkerJoined(worker, POOLS, worlds[worker].hello()))
+                self.tell(WorkerJoined(worker, self.pools, worlds[worker].hello()))
         self.servers_say_hello()
 
     def servers_say_hello(self) -> None:
@@ -358,9 +367,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def no_pool_is_over_its_size(self) -> None:
         for world in self.worlds.values():
-            assert world.running(Stage.INIT) <= POOLS.init
-            assert world.running(Stage.RUN) <= POOLS.run
-            assert world.running(Stage.EVAL) <= POOLS.eval
+            assert world.running(Stage.INIT) <= self.pools.init
+            assert world.running(Stage.RUN) <= self.pools.run
+            assert world.running(Stage.EVAL) <= self.pools.eval
 
     @invariant()
     def every_sandbox_is_accounted_for(self) -> None:
@@ -417,7 +426,45 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.live == 0
 
 
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+class WithoutCleanUpOrBuffer(SchedulerMachine):
+    """What is cancelled in RUN goes on, and no sandbox is prepared before there is a RUN slot for it."""
+
+    switches: ClassVar[dict[str, Any]] = {"abort_cancelled": False}
+    pools = Pools(init=2, ready=0, run=2, eval=1)
+
+    @invariant()
+    def a_run_slot_waits_for_every_sandbox_that_is_prepared(self) -> None:
+        for world in self.worlds.values():
+            reports = world.reports
+            before_eval = [a for a, stage in world.held.items() if stage is not Stage.EVAL]
+            ran = [a for a in before_eval if any(report.stage is Stage.RUN for report in reports.get(a, []))]
+            assert len(before_eval) - len(ran) <= self.pools.run
+
+
+class WithAServerForEachRequest(SchedulerMachine):
+    """Assignments are in name only, and no worker is told to move because of them."""
+
+    switches: ClassVar[dict[str, Any]] = {"balancing": PER_REQUEST}
+
+    @invariant()
+    def servers_have_what_runs_on_them(self) -> None:
+        runs = [a for w, a, stage in self.running() if stage is Stage.RUN]
+        assert sum(self.scheduler.servers.assigned(server) for server in SERVERS) <= len(runs)
+
+    @invariant()
+    def every_worker_knows_the_servers_that_requests_may_go_to(self) -> None:
+        servers = [server.server_id for server in self.scheduler.servers.eligible]
+        assert all(world.choice == servers for world in self.worlds.values())
+
+
+def _settings(examples: int) -> settings:
+    return settings(
+        max_examples=examples, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+
+
+SchedulerMachine.TestCase.settings = _settings(300)
+WithoutCleanUpOrBuffer.TestCase.settings = WithAServerForEachRequest.TestCase.settings = _settings(100)
 TestSchedulerMachine = SchedulerMachine.TestCase
+TestWithoutCleanUpOrBuffer = WithoutCleanUpOrBuffer.TestCase
+TestWithAServerForEachRequest = WithAServerForEachRequest.TestCase

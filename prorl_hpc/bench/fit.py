@@ -87,7 +87,7 @@ class LatencyFit:
 
 def fit(run_dir: Path) -> LatencyFit:
     """ConfigError if the run recorded too little, or too much of the same, with what to do."""
-    run = RunDirectory.open(run_dir)
+    run = RunDirectory.open(run_dir, to_read=True)
     config = run.load_config()
     if not run.requests.is_dir():
         raise ConfigError(

@@ -1,0 +1,83 @@
+"""What an ablation is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from prorl_hpc.bench.scaling_records import LoadOrder, PointFigures
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a point, compared between variants.
+
+    ``of`` gives None where the point has none; then ``absent`` says why. ``less``: less is better. ``points``: the gain is
+    a difference, not a ratio. ``goal`` of the gain, against the variant ``against`` (empty: each); ``strictly``: must be
+    more. ``paper``: the seed's figure.
+    """
+
+    name: str
+    unit: str
+    of: Callable[[PointFigures], float | None]
+    less: bool = False
+    points: bool = False
+    goal: float | None = None
+    strictly: bool = False
+    against: str = ""
+    paper: str = ""
+    absent: str = "the run has no such figure"
+
+    @property
+    def gain_unit(self) -> str:
+        return self.unit if self.points else "x"
+
+    def gain(self, ours: float, other: float) -> float | None:
+        """Above 1 (points: above 0) where ours is better; None for a ratio with nothing."""
+        if self.points:
+            return other - ours if self.less else ours - other
+        better, worse = (other, ours) if self.less else (ours, other)
+        return better / worse if worse > 0 else None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """``words``: as the report calls it. ``load``: fields of LoadOrder that differ. ``share`` of the rollouts that it gets."""
+
+    name: str
+    words: str
+    overrides: tuple[str, ...] = ()
+    load: tuple[tuple[str, object], ...] = ()
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """``load`` and ``quick_load`` are for one node; rollouts and groups grow with the nodes. ``measures`` compare the first
+    variant with each other one, ``own`` tell of the first alone. ``set_up``: what was run, in words for the report.
+    ``differs``: how the set-up differs from the paper's."""
+
+    name: str
+    question: str
+    overrides: tuple[str, ...]
+    load: LoadOrder
+    quick_load: LoadOrder
+    variants: tuple[Variant, ...]
+    measures: tuple[Measure, ...]
+    set_up: str
+    differs: str
+    own: tuple[Measure, ...] = ()
+    time_minutes: int = 15
+
+    def order(self, variant: Variant, nodes: int, quick: bool) -> LoadOrder:
+        load = self.quick_load if quick else self.load
+        changed = msgspec.structs.replace(load, **dict[str, Any](variant.load))
+        return msgspec.structs.replace(
+            changed,
+            rollouts=round(changed.rollouts * variant.share) * nodes,
+            groups=changed.groups * nodes,
+            max_parallel_groups=changed.max_parallel_groups * nodes,
+        )

@@ -1,0 +1,291 @@
+"""The ablations: what each asks, what is run for it, and what is compared.
+
+Their workloads are those of conf/bench with all times a third as long, the engine's too, so that one takes three minutes on
+two cores; the simulator (``prorl-hpc simulate``) says the same of the ratios at full length.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+
+from prorl_hpc.bench.ablation_parts import Ablation, Measure, Variant
+from prorl_hpc.bench.scaling_records import LoadOrder, PointFigures
+from prorl_hpc.messages.batch import Refill, WhenFull
+
+
+def _slots(init: int, ready: int, run: int, evaluation: int) -> tuple[str, ...]:
+    """Of a worker."""
+    sizes = {"init": init, "ready": ready, "run": run, "eval": evaluation}
+    return tuple(f"rollout.{pool}_slots={size}" for pool, size in sizes.items())
+
+
+_ENGINE = ("++engine.script.first_token_s=0.02", "++engine.script.token_s=0.0033")
+"""A third of 0.06 s and 10 ms."""
+_MIXED = (
+    "bench=mixed",
+    *_ENGINE,
+    "task.options.kinds.swe.init_s=lognormal:1:0.5",
+    "task.options.kinds.swe.tool_s=lognormal:0.17:0.6",
+    "task.options.kinds.swe.eval_s=lognormal:10:0.6",
+    "task.options.kinds.math.init_s=constant:0.03",
+    "task.options.kinds.math.tool_s=lognormal:0.07:0.5",
+    "task.options.kinds.math.eval_s=constant:0.17",
+)
+"""``mixed`` at a third of its times."""
+_STRAGGLING = (
+    *_MIXED,
+    "task.options.kinds.swe.eval_s=lognormal:2:0.6",
+    "task.options.kinds.swe.tool_s=lognormal:0.3:0.6",
+    "task.options.kinds.swe.spread=0.6",
+    "task.options.kinds.math.tool_s=lognormal:0.3:0.6",
+    "task.options.kinds.math.spread=0.6",
+    "task.options.kinds.math.uniform_share=0.5",
+)
+"""``mixed`` with quick evaluations, and samples of a group that differ."""
+
+
+def _steady(figures: PointFigures) -> float | None:
+    return figures.steady_per_s or None
+
+
+def _batch_s(figures: PointFigures) -> float | None:
+    return statistics.fmean(figures.batch_s) if figures.batch_s else None
+
+
+def _freed_s(figures: PointFigures) -> float | None:
+    return max(figures.freed_s) if figures.freed_s else None
+
+
+def _turns(figures: PointFigures) -> float | None:
+    return figures.turns_per_s or None
+
+
+def _hits(figures: PointFigures) -> float | None:
+    return None if figures.prefix_hit_rate is None else 100 * figures.prefix_hit_rate
+
+
+_PAPER_OURS = "0.37 instances/s and 78 % GPU use in full"
+_NO_RATE = "too few rollouts were done for a rate of the middle 80 %"
+_NO_BATCH = "no batch became full"
+
+POOLS = Ablation(
+    name="pools",
+    question="What do three stages with slots of their own bring, against slots that are held from INIT to EVAL?",
+    overrides=(*_MIXED, *_slots(8, 6, 6, 48)),
+    load=LoadOrder(rollouts=120),
+    quick_load=LoadOrder(rollouts=72),
+    variants=(
+        Variant("stages", "three stages"),
+        # A rate in the middle 80 % needs fewer rollouts where each takes so much longer.
+        Variant("coupled", "one coupled pool", ("rollout.coupled=true",), share=0.4),
+    ),
+    measures=(Measure("rollouts/s", "rollouts/s", _steady, goal=3.0, absent=_NO_RATE),),
+    set_up="mixed at a third of its times; 6 RUN slots a worker either way, INIT and EVAL have slots of their own or none",
+    differs="the paper has no figure for this",
+)
+
+BATCH = Ablation(
+    name="batch",
+    question="How soon is a batch of informative groups there?",
+    overrides=(
+        *_STRAGGLING,
+        *_slots(12, 8, 24, 24),
+    ),
+    load=LoadOrder(batches=5, groups=4, group_size=4, max_parallel_groups=8, when_full=WhenFull.CARRY, train_s=0.5),
+    quick_load=LoadOrder(
+        batches=3, groups=4, group_size=4, max_parallel_groups=8, when_full=WhenFull.CARRY, train_s=0.5
+    ),
+    variants=(
+        Variant("asynchronous", "refill at once, early end, groups in flight carried on"),
+        Variant(
+            "synchronous",
+            "rounds of as many groups as are wanted",
+            load=(("refill", Refill.IN_ROUNDS), ("when_full", WhenFull.CANCEL), ("max_parallel_groups", 0)),
+        ),
+        Variant(
+            "oversampled",
+            "rounds with as many spare groups",
+            load=(("refill", Refill.IN_ROUNDS), ("when_full", WhenFull.CANCEL)),
+        ),
+    ),
+    measures=(
+        Measure(
+            "time to an informative batch",
+            "s",
+            _batch_s,
+            less=True,
+            goal=2.9,
+            against="synchronous",
+            paper="80 minutes a step synchronous, 28 asynchronous: 2.9 x, on 32 GPUs",
+            absent=_NO_BATCH,
+        ),
+    ),
+    set_up="mixed with samples that differ and half of the groups uniform; batches of 4 informative groups of 4, 24 RUN slots",
+    differs="the paper's step is 32 groups of 8 on 32 GPUs, training included; here it is the wait for the batch alone",
+)
+
+CLEANUP = Ablation(
+    name="cleanup",
+    question="What is lost where work that nobody waits for any more goes on?",
+    overrides=(
+        *_STRAGGLING,
+        *_slots(12, 4, 12, 24),
+        "rollout.heartbeat_s=0.1",
+    ),
+    load=LoadOrder(batches=6, groups=4, group_size=4, max_parallel_groups=8, train_s=2.0),
+    quick_load=LoadOrder(batches=3, groups=4, group_size=4, max_parallel_groups=8, train_s=2.0),
+    variants=(
+        Variant("on", "cancelled work is stopped at once"),
+        Variant("off", "cancelled work runs to its end", ("rollout.abort_cancelled=false",)),
+    ),
+    measures=(
+        Measure(
+            "time to a batch",
+            "s",
+            _batch_s,
+            less=True,
+            goal=1.0,
+            strictly=True,
+            paper="0.37 to 0.30 instances/s (1.23 x), 78 to 65 % GPU use",
+            absent=_NO_BATCH,
+        ),
+    ),
+    own=(
+        Measure(
+            "cleanup: longest time until engines are free of what a full batch cancelled",
+            "s",
+            _freed_s,
+            less=True,
+            goal=1.0,
+            absent="no break between two batches was sampled",
+        ),
+    ),
+    set_up="mixed with samples that differ; batches of 4 groups of 4 with 4 spare groups, cancelled when full, 12 RUN slots",
+    differs="14B on 8 GPUs in the paper, where each cancelled job holds a GPU's time; here slots of a scripted engine",
+)
+
+READY = Ablation(
+    name="ready",
+    question="What do sandboxes bring that are prepared before a RUN slot is free?",
+    overrides=(*_MIXED, *_slots(8, 6, 6, 48)),
+    load=LoadOrder(rollouts=90),
+    quick_load=LoadOrder(rollouts=60),
+    variants=(
+        Variant("buffered", "6 prepared sandboxes a worker"),
+        Variant("unbuffered", "INIT begins when a RUN slot waits", ("rollout.ready_slots=0",)),
+    ),
+    measures=(Measure("rollouts/s", "rollouts/s", _steady, goal=1.0, strictly=True, absent=_NO_RATE),),
+    set_up="mixed at a third of its times, 6 RUN slots a worker",
+    differs="the paper has no figure for this; its successor (arXiv 2605.24220) has such a buffer",
+)
+
+SHELL = Ablation(
+    name="shell",
+    question="What does the way in which commands reach the shell cost?",
+    overrides=(
+        "bench=swe-like",
+        *_ENGINE,
+        *_slots(4, 4, 4, 16),
+        "task.options.kinds.swe.init_s=constant:0.5",
+        "task.options.kinds.swe.tool_s=lognormal:0.1:0.5",
+        "task.options.kinds.swe.eval_s=constant:1",
+        "sandbox.warm=2",
+    ),
+    load=LoadOrder(rollouts=60),
+    quick_load=LoadOrder(rollouts=24),
+    variants=(
+        Variant("own", "our shell", ("sandbox.shell=own",)),
+        Variant("tmux", "a shell in tmux", ("sandbox.shell=tmux",)),
+    ),
+    measures=(
+        Measure(
+            "time of a tool call beyond its command's",
+            "s",
+            lambda figures: figures.tool_call_s,
+            less=True,
+            goal=1.0,
+            strictly=True,
+            paper="0.78 s a shell action in tmux, 0.42 s without (1.9 x)",
+            absent="no tool call was made",
+        ),
+        Measure(
+            "rollouts/s",
+            "rollouts/s",
+            _steady,
+            goal=1.0,
+            strictly=True,
+            paper="0.37 to 0.29 instances/s (1.28 x), 78 to 68 % GPU use",
+            absent=_NO_RATE,
+        ),
+    ),
+    set_up="swe-like with short commands, 4 RUN slots a worker",
+    differs="the paper's actions are those of its agent, its tmux is driven by libtmux; here commands sleep",
+)
+
+
+def _balancing() -> Ablation:
+    """With vLLM where it is installed, else with the scripted engine's prefix cache; the point says which answered."""
+    real = importlib.util.find_spec("vllm") is not None
+    engine = (
+        ("engine=vllm", "model=smollm2", "engine.threads=1", "engine.kv_cache_mib=1536")
+        if real
+        else (
+            "engine=scripted",
+            *_ENGINE,
+            "++engine.script.first_token_s_per_1k=0.5",
+            "++engine.script.cache_tokens=60000",
+        )
+    )
+    return Ablation(
+        name="balancing",
+        question="What does it bring that a rollout stays with the least loaded LLM server?",
+        overrides=(
+            "bench=swe-like",
+            *_slots(4, 4, 12, 12),
+            "engine.servers_per_node=2",
+            "model.max_context_tokens=2048",
+            "task.options.kinds.swe.init_s=constant:0",
+            "task.options.kinds.swe.turns=uniform:4:8",
+            "task.options.kinds.swe.turn_tokens=constant:16",
+            "task.options.kinds.swe.tool_s=constant:0.05",
+            "task.options.kinds.swe.prompt_tokens=uniform:100:300",
+            "task.options.kinds.swe.observation_chars=uniform:200:400",
+            "task.options.kinds.swe.eval_s=constant:0",
+        ),
+        load=LoadOrder(rollouts=48),
+        quick_load=LoadOrder(rollouts=24),
+        variants=(
+            Variant("sticky", "least in flight, sticky", (*engine, "rollout.balancing=least_in_flight")),
+            Variant("per-task", "round-robin per rollout", (*engine, "rollout.balancing=round_robin")),
+            Variant("per-request", "round-robin per request", (*engine, "rollout.balancing=round_robin_per_request")),
+        ),
+        measures=(
+            Measure(
+                "turns/s",
+                "turns/s",
+                _turns,
+                goal=1.0,
+                strictly=True,
+                against="per-request",
+                paper="0.37 to 0.25 instances/s (1.48 x), 78 to 42 % GPU use without load balancing",
+                absent="no turn was made",
+            ),
+            Measure(
+                "prefix-cache hits",
+                "points",
+                _hits,
+                points=True,
+                goal=0.0,
+                strictly=True,
+                against="per-request",
+                absent="the engine does not count them",
+            ),
+        ),
+        set_up=f"two LLM servers, {'vLLM with SmolLM2-135M' if real else 'scripted with a prefix cache'}, rollouts of 4 to 8 turns",
+        differs="14B on 8 GPUs in the paper, and what it balanced without is not told; here 135M on CPU cores",
+    )
+
+
+BALANCING = _balancing()
+ABLATIONS = {ablation.name: ablation for ablation in (BALANCING, SHELL, CLEANUP, POOLS, BATCH, READY)}

@@ -1,0 +1,124 @@
+"""The ablations of the seed's Table 3 and Figure 5 as points of a series, and what they come to.
+
+An ablation changes one switch of the real code and nothing else; its first variant is ours. Every variant gets the same
+rows, slots and engine.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from prorl_hpc.bench.ablation_parts import Ablation, Measure, Variant
+from prorl_hpc.bench.ablation_table import ABLATIONS
+from prorl_hpc.bench.figures import Figure
+from prorl_hpc.bench.scaling_records import PointFigures, PointResult, PointSpec, PointState
+from prorl_hpc.bench.series_launch import last, last_of_each
+from prorl_hpc.messages.errors import ConfigError
+
+
+def chosen(names: Sequence[str]) -> list[Ablation]:
+    """``all`` stands for every one. ConfigError, with the nearest name, for one that is none."""
+    if list(names) == ["all"]:
+        return list(ABLATIONS.values())
+    for name in names:
+        if name not in ABLATIONS:
+            near = difflib.get_close_matches(name, ABLATIONS, n=1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"ablate={name}: there is no such ablation. {hint}There are all, {', '.join(ABLATIONS)}")
+    return [ABLATIONS[name] for name in dict.fromkeys(names)]
+
+
+def ablation_points(
+    names: Sequence[str], nodes: int, base: Sequence[str] = (), *, quick: bool = False
+) -> list[PointSpec]:
+    """The points of the ablations ``names`` at ``nodes``, ours first in each. ``base``: Hydra's words that hold for the
+    whole series, over the ablation's own of workload and sizes, but not over its switch. ``quick``: fewer rollouts, so that
+    a ratio tells less. ConfigError for an unknown name."""
+    return [
+        _point(ablation, variant, nodes, base, quick) for ablation in chosen(names) for variant in ablation.variants
+    ]
+
+
+def _point(ablation: Ablation, variant: Variant, nodes: int, base: Sequence[str], quick: bool) -> PointSpec:
+    words = last_of_each([*ablation.overrides, *base, *variant.overrides])
+    if last(words, "engine") != "scripted":
+        words = [word for word in words if not word.lstrip("+").startswith("engine.script.")]
+    return PointSpec(
+        name=f"{ablation.name}-{variant.name}-{nodes}",
+        nodes=nodes,
+        overrides=words,
+        load=ablation.order(variant, nodes, quick),
+        series=ablation.name,
+        variant=variant.name,
+        time_minutes=ablation.time_minutes,
+    )
+
+
+def ablation_figures(results: Sequence[PointResult]) -> list[Figure]:
+    """For each ablation of which there is a point, and each number of nodes: ours against every other variant."""
+    figures = []
+    for ablation in ABLATIONS.values():
+        mine = [result for result in results if result.spec.series == ablation.name]
+        for nodes in sorted({result.spec.nodes for result in mine}):
+            found = {result.spec.variant: result for result in mine if result.spec.nodes == nodes}
+            figures += _of_ablation(ablation, found, nodes)
+    return figures
+
+
+def _of_ablation(ablation: Ablation, found: dict[str, PointResult], nodes: int) -> list[Figure]:
+    where = "" if nodes == 1 else f", {nodes} nodes"
+    ours, *others = ablation.variants
+    figures = []
+    for other in others:
+        figures += [_gain(ablation, m, found, ours, other, where) for m in ablation.measures]
+    return [*figures, *(_told(m, found.get(ours.name), where) for m in ablation.own)]
+
+
+def _gain(
+    ablation: Ablation, measure: Measure, found: dict[str, PointResult], ours: Variant, other: Variant, where: str
+) -> Figure:
+    """How many times better ours is (measure.points: by how much)."""
+    name, unit = f"{ablation.name}: {measure.name}{where}", measure.gain_unit
+    goal = measure.goal if measure.against in ("", other.name) else None
+    wanted = "" if goal is None else f"{'>' if measure.strictly else '>='} {goal:g}"
+    values = []
+    for variant in (ours, other):
+        value, why = _value(measure, found.get(variant.name))
+        if value is None:
+            return Figure.not_taken(name, unit, other.words, wanted, f"{variant.words}: {why}")
+        values.append(value)
+    gain = measure.gain(*values)
+    if gain is None:
+        return Figure.not_taken(name, unit, other.words, wanted, f"{values[0]:g} and {values[1]:g} have no ratio")
+    detail = (
+        f"{ours.words} {values[0]:.4g} {measure.unit}, {other.words} {values[1]:.4g} {measure.unit}. {ablation.set_up}."
+        + (f" The paper: {measure.paper}" if measure.paper and measure.against in ("", other.name) else "")
+    )
+    if goal is None:
+        return Figure.told(name, gain, unit, other.words, detail)
+    judged = Figure.above if measure.strictly else Figure.at_least
+    return judged(name, gain, goal, unit, other.words, detail)
+
+
+def _told(measure: Measure, result: PointResult | None, where: str) -> Figure:
+    """A value of ours alone; less is better."""
+    wanted = "" if measure.goal is None else f"<= {measure.goal:.3g}"
+    value, why = _value(measure, result)
+    name = f"{measure.name}{where}"
+    if value is None:
+        return Figure.not_taken(name, measure.unit, "", wanted, why)
+    if measure.goal is None:
+        return Figure.told(name, value, measure.unit, "", measure.paper)
+    return Figure.at_most(name, value, measure.goal, measure.unit, "", measure.paper)
+
+
+def _value(measure: Measure, result: PointResult | None) -> tuple[float | None, str]:
+    """And why there is none."""
+    if result is None:
+        return None, "not measured: the series was interrupted, the same command goes on with it"
+    figures: PointFigures | None = result.figures
+    if result.state is not PointState.DONE or figures is None:
+        return None, f"{result.state.value.replace('_', ' ')}: {result.why or 'no reason was recorded'}"
+    value = measure.of(figures)
+    return (None, measure.absent) if value is None else (value, "")

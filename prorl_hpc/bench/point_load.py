@@ -42,7 +42,8 @@ from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.tasks.dataset import Row, read_rows
 
 _CLIENT = "trainer"
-_SAMPLE_S = 1.0
+_SAMPLE_S, _BATCH_SAMPLE_S = 1.0, 0.2
+"""With batches more often: how soon servers are free of a full batch is a matter of tenths of a second."""
 _ROLLOUTS_A_CALL = 500
 _SUPPLY = 20
 """Rows of a batch for each group that it wants."""
@@ -141,7 +142,7 @@ class Load:
 
     async def _keep_sampling(self) -> None:
         while True:
-            await asyncio.sleep(_SAMPLE_S)
+            await asyncio.sleep(_BATCH_SAMPLE_S if self.order.batches else _SAMPLE_S)
             await self._sample()
 
     async def _sample(self) -> None:
@@ -175,7 +176,9 @@ def ordered_rows(rows: list[Row], seed: int) -> list[Row]:
 
 def _note(seconds: float, result: BatchResult) -> BatchNote:
     progress = result.progress
-    return BatchNote(seconds, progress.accepted, progress.uniform, progress.rows_used + progress.carried_in)
+    return BatchNote(
+        seconds, progress.accepted, progress.uniform, progress.rows_used + progress.carried_in, time.time()
+    )
 
 
 def _not_full(spec: BatchSpec, result: BatchResult) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from prorl_hpc.bench.freed_engines import freed_s
 from prorl_hpc.bench.scaling_records import (
     RECORD_FILE,
     GaugeSample,
@@ -20,6 +21,7 @@ from prorl_hpc.bench.scaling_records import (
     Times,
 )
 from prorl_hpc.config.run_directory import RunDirectory
+from prorl_hpc.inference.request_records import read_requests
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import Stage, Status
@@ -61,7 +63,8 @@ def measure(run: RunDirectory, record: LoadRecord, spec: PointSpec) -> PointFigu
         engine_requests=_mean_of(_per_server(samples, lambda running, waiting: float(running))),
         trainer_busy=record.trained_s / seconds if record.batches else None,
         coordinator_s=None if record.coordinator_cpu_s is None else record.coordinator_cpu_s / len(done),
-        prefix_hit_rate=None,
+        prefix_hit_rate=_prefix_hit_rate(run),
+        freed_s=freed_s(record, spec.load.train_s),
     )
 
 
@@ -154,6 +157,14 @@ def _mean_of(values: Sequence[float]) -> float | None:
 def _per_server(samples: Sequence[GaugeSample], of: Callable[[int, int], float]) -> list[float]:
     """``of`` a server's running and waiting requests, over all servers of all samples."""
     return [of(running, sample.waiting.get(name, 0)) for sample in samples for name, running in sample.running.items()]
+
+
+def _prefix_hit_rate(run: RunDirectory) -> float | None:
+    """Of all requests that the servers' agents recorded (engine.record_requests). None without a record, and where no
+    engine found anything cached: one without a cache says the same."""
+    records = [record for server in read_requests(run.requests) for record in server.records]
+    cached, prompts = (sum(getattr(r, f"{name}_tokens") for r in records) for name in ("cached", "prompt"))
+    return cached / prompts if cached else None
 
 
 def _nothing_done(run: RunDirectory, rows: Sequence[dict[str, Any]], spec: PointSpec) -> str:

@@ -103,6 +103,7 @@ def _node_points(asked: Asked, base: list[str], place: str) -> list[PointSpec]:
         words.append(f"task.options.recorded={asked.recorded}")
     (composed,) = compose_all(last_of_each([*WORDS, *words]))
     per_node = asked.rollouts or PER_SLOT * _run_slots(composed.config)
+    words = last_of_each([f"task.train.size={per_node}", *words])  # N nodes get the very work of one node N times
     return [
         PointSpec(f"nodes-{n}", n, words, LoadOrder(rollouts=per_node * n), time_minutes=asked.minutes)
         for n in asked.nodes

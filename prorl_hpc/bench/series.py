@@ -7,6 +7,7 @@ the others are launched. A point that failed has a result that says so; it is me
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +22,10 @@ from prorl_hpc.bench.scaling_records import (
     Series,
     point_file,
 )
-from prorl_hpc.bench.series_launch import compose_points, launch_point
+from prorl_hpc.bench.series_launch import compose_points, engine_words, launch_point, workload_words
 from prorl_hpc.bench.series_point import RunningPoint
 from prorl_hpc.cli.composition import Composed
+from prorl_hpc.cli.following import ignore_signals
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
 from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.errors import ConfigError, RunError
@@ -31,20 +33,17 @@ from prorl_hpc.messages.errors import ConfigError, RunError
 LOOK_S = 0.5
 
 
-def begin_series(folder: Path, series: Series) -> Series:
-    """Write it down, or go on with the one that is there: the same points, whatever they were called with. Raises
-    ConfigError where the folder holds another series."""
+def check_folder(folder: Path, series: Series) -> None:
+    """Raises ConfigError unless ``series`` can be measured into ``folder``: a new one, or the one that is there already,
+    whatever it was called with."""
     there = read_json(folder / SERIES_FILE, Series)
-    if there is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / SERIES_FILE, series)
-        return series
-    if (there.place, there.points) != (series.place, series.points):
+    if there is not None and (there.place, there.points) != (series.place, series.points):
         raise ConfigError(
-            f"out={folder} holds another series: `bench scaling {' '.join(there.command)}` on {there.place}. Name another "
-            f"folder, or go on with that one by `bench scaling out={folder}` alone"
+            f"out={folder} holds another series: `{shlex.join(there.command)}`, place: {there.place}. Name another folder, "
+            f"or go on with that one: `prorl-hpc bench scaling out={folder}`"
         )
-    return there
+    if there is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"out={folder} is there and holds no series: name a folder that is new or empty")
 
 
 def read_series(folder: Path) -> tuple[Series, list[PointResult]]:
@@ -67,10 +66,14 @@ class SeriesRun:
     def run(self) -> None:
         """Until every point has a result. Raises ConfigError before anything is started. When it is interrupted, runs
         under way are stopped, but a signal other than Ctrl-C leaves those of a cluster alone."""
-        self._take_up()
         composed = compose_points(self._left, self._series.place, self._folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if not (self._folder / SERIES_FILE).exists():
+            write_json(self._folder / SERIES_FILE, self._series)
         entries = dict(zip((spec.name for spec in self._left), composed, strict=True))
+        self._say(f"{len(self._left)} of {len(self._series.points)} points are to be measured, into {self._folder}")
         try:
+            self._take_up()
             while self._left or self._under_way:
                 while self._left and len(self._under_way) < self._at_once:
                     spec = self._left.pop(0)
@@ -93,7 +96,7 @@ class SeriesRun:
             noted = _run_note(self._folder, spec)
             if not noted.exists() or self._series.place == "private":  # that cluster has ended with its series
                 continue
-            with contextlib.suppress(RunDirectoryError):  # somebody has removed the run
+            with contextlib.suppress(RunDirectoryError, RunError):  # removed, or never submitted
                 run = RunDirectory.open(noted.read_text().strip())
                 self._under_way.append(RunningPoint(spec, run))
                 self._left.remove(spec)
@@ -105,7 +108,8 @@ class SeriesRun:
         try:
             run = launch_point(spec, entry, lambda run: _note_run(self._folder, spec, run))
         except (ConfigError, RunError) as error:
-            self._keep(PointResult(spec, PointState.FAILED, str(error), "", "", "", _now(), None))
+            words = engine_words(entry.config), workload_words(entry.config, spec.overrides)
+            self._keep(PointResult(spec, PointState.FAILED, str(error), "", *words, _now(), None))
             return
         self._under_way.append(RunningPoint(spec, run))
 
@@ -129,6 +133,7 @@ class SeriesRun:
         self._say(f"{result.spec.name}: {result.state.value.replace('_', ' ')}: {rate}")
 
     def _stop(self, reason: str) -> None:
+        ignore_signals()
         for running in self._under_way:
             running.stop(reason)
             _run_note(self._folder, running.spec).unlink(missing_ok=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from prorl_hpc.bench.scaling_records import ORDER_FILE, PointSpec
+from prorl_hpc.bench.scaling_records import ORDER_FILE, SERIES_FILE, PointSpec
 from prorl_hpc.cli.attempt import submitted
 from prorl_hpc.cli.composition import Composed, compose_all
 from prorl_hpc.cli.following import stop_at_once
@@ -83,10 +84,10 @@ def compose_points(points: Sequence[PointSpec], place: str, folder: Path) -> lis
         from prorl_hpc.tasks.testing import write_chat_model
 
         write_chat_model(folder / "model")
-    composed = [
-        replace_words(entry, spec) for spec in points for entry in compose_all(point_words(spec, place, folder))
-    ]
+    composed = [_named(entry, spec) for spec in points for entry in compose_all(point_words(spec, place, folder))]
     if errors := all_errors(composed, starting=True):
+        if not (folder / SERIES_FILE).exists():
+            shutil.rmtree(folder / "model", ignore_errors=True)
         raise ConfigError(
             f"{'one thing is' if len(errors) == 1 else f'{len(errors)} things are'} wrong with this series, nothing was "
             "started:" + "".join(f"\n  - {error}" for error in errors)
@@ -94,7 +95,7 @@ def compose_points(points: Sequence[PointSpec], place: str, folder: Path) -> lis
     return composed
 
 
-def replace_words(entry: Composed, spec: PointSpec) -> Composed:
+def _named(entry: Composed, spec: PointSpec) -> Composed:
     """An error says with which point, not with all its words."""
     return Composed(entry.config, [spec.name], entry.own_files)
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from prorl_hpc.bench.parts import Say
 from prorl_hpc.bench.scaling import SETTINGS, points_of, read_words, whole_numbers
 from prorl_hpc.bench.scaling_records import REPORT_FILE, SERIES_FILE, Series
-from prorl_hpc.bench.series import SeriesRun, begin_series, read_series, write_results
+from prorl_hpc.bench.series import SeriesRun, check_folder, read_series, write_results
 from prorl_hpc.messages.errors import ConfigError
 
 
@@ -27,13 +27,14 @@ def main(argv: list[str]) -> int:
     series, folder, at_once = _series(args, argv)
     say = _sayer()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    if not args.inside:
+        check_folder(folder, series)
     if series.place == "private" and not args.inside:
         from prorl_hpc.bench.series_private import run_in_private_cluster
 
         return run_in_private_cluster(series, folder, argv, say)
-    series = begin_series(folder, series)
-    say(f"{len(series.points)} points into {folder}")
     try:
         SeriesRun(folder, series, say, at_once=at_once, again=args.again).run()
     except (KeyboardInterrupt, SystemExit):
@@ -70,7 +71,8 @@ def _series(args: argparse.Namespace, argv: list[str]) -> tuple[Series, Path, in
     chosen = [word for word in asked.overrides if word.startswith(("cluster=", "cluster.kind="))]
     if place != "slurm" and chosen:
         raise ConfigError(f"{chosen[0]} and --{place} name two places: leave one of them out")
-    return Series([*argv], place, points_of(asked, place)), folder, asked.at_once
+    command = ["prorl-hpc", "bench", "scaling", *(word for word in argv if word != "--inside")]
+    return Series(command, place, points_of(asked, place)), folder, asked.at_once
 
 
 def simulated_nodes(words: str) -> list[int]:

@@ -31,11 +31,12 @@ def pseudo_random_reply(
     token_ids: Sequence[int], sampling: SamplingParams, settings: ScriptSettings = DEFAULTS
 ) -> list[int]:
     """Ids that depend on prompt and seeds alone, of any length up to ``max_tokens`` that ``settings`` allow, ended by a
-    stop token if there is one."""
+    stop token if there is one: none comes before, or a turn could not be as long as it is to be."""
     source = _source(token_ids, sampling, settings.seed)
     most = min(settings.reply_max_tokens or sampling.max_tokens, sampling.max_tokens)
     least = max(1, min(settings.reply_min_tokens, most))
-    ids = [source.randrange(_VOCABULARY) for _ in range(source.randint(least, most))]
+    plain = [token for token in range(_VOCABULARY) if token not in sampling.stop_token_ids]
+    ids = [plain[source.randrange(len(plain))] for _ in range(source.randint(least, most))]
     return ids[:-1] + sampling.stop_token_ids[:1] if sampling.stop_token_ids else ids
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from prorl_hpc.config.run_directory import RunDirectory
@@ -26,7 +27,7 @@ PROCESSES = {"coordinator": "rollout", "worker-0": "worker", "worker-1": "worker
 
 
 class RealRun:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, change: Callable[[ProrlConfig], None] = lambda config: None) -> None:
         config = self.config = ProrlConfig()
         config.run.root, config.run.runtime_root = str(directory / "runs"), "/tmp"
         config.model.path = str(write_chat_model(directory / "model"))
@@ -34,6 +35,7 @@ class RealRun:
         config.task.train.size = 64
         config.rollout.heartbeat_s, config.rollout.lost_after_s = 0.3, 12.0
         config.trainer.enabled = False
+        change(config)
         self.run = RunDirectory.create(config)
         RunKeys.create(self.run.keys)
         write_json(self.run.plan_file, make_plan(config))

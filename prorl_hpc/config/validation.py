@@ -38,7 +38,7 @@ _KERNEL_PROCESSES = 16
 
 _RULES: list[tuple[Check, str]] = [
     (POSITIVE, "run.start_timeout_s run.stop_timeout_s engine.start_timeout_s engine.outside_turn_s"),
-    (POSITIVE, "sandbox.start_timeout_s"),
+    (POSITIVE, "sandbox.start_timeout_s sandbox.tmux_poll_s"),
     (POSITIVE, "task.call_timeout_s rollout.init_s rollout.run_s rollout.eval_s rollout.total_s rollout.wall_s"),
     (POSITIVE, "rollout.heartbeat_s rollout.lost_after_s"),
     (AT_LEAST_1, "model.max_context_tokens engine.servers_per_node engine.tensor_parallel engine.threads"),
@@ -69,6 +69,7 @@ _RULES: list[tuple[Check, str]] = [
     (one_of("workspace", "image"), "sandbox.writable"),
     (one_of("auto", "always", "never"), "sandbox.copy_images"),
     (one_of("inprocess", "kernel"), "sandbox.ipython"),
+    (one_of("own", "tmux"), "sandbox.shell"),
     (one_of("auto", "float32", "bfloat16", "float16"), "engine.dtype"),
     (one_of("least_in_flight", "round_robin", "round_robin_per_request"), "rollout.balancing"),
     (one_of("move", "retry"), "rollout.when_server_lost"),

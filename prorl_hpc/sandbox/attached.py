@@ -51,6 +51,8 @@ class ServerSettings:
     open_paths: bool = False
     """Whether file tools may leave the workspace."""
     limits: dict[str, int] = field(default_factory=dict)
+    shell: str = "own"
+    tmux_poll_s: float = 0.5
 
 
 class AttachedSandbox:

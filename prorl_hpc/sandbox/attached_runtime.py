@@ -238,6 +238,8 @@ class AttachedRuntime(abc.ABC):
             ipython_mode=config.ipython,
             open_paths=config.open_paths,
             limits=server_limits(config),
+            shell=config.shell,
+            tmux_poll_s=config.tmux_poll_s,
         )
 
 

@@ -70,6 +70,15 @@ class Child:
         self._read(ends[1][0], take_output)
         self._read(ends[2][0], take_errors)
 
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code (128 + signal where one killed it); None while it runs."""
+        return self._code
+
     def wait(self, call: Call, deadline: float) -> Generator[float, None, int | None]:
         """Its exit code (128 + signal where one killed it); None when it was killed, with all that it had started,
         since ``deadline`` (monotonic seconds) had passed or the call was cancelled."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from typing import Any, ClassVar
 
+    from prorl_hpc.sandbox.tools.tmux_shell import TmuxShell
+
 MAX_SHELLS = 16
 MAIN = "main"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -32,7 +34,8 @@ class Tools:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._candidates = shells(host)
-        self._shells: dict[str, Shell] = {}
+        self._shells: dict[str, Shell | TmuxShell] = {}
+        self._tmux_shells = 0
 
     def bash(
         self, call: Call, command: str, shell: str = MAIN, interactive: bool = False, keep: bool = False
@@ -61,7 +64,7 @@ class Tools:
         del self._shells[shell]
         return found.close()
 
-    def _made(self, name: str) -> Shell:
+    def _made(self, name: str) -> Shell | TmuxShell:
         if name not in self._shells:
             if not _NAME.fullmatch(name):
                 raise Refused(f"a shell cannot be called {name!r}: use 1 to 64 letters, digits, '.', '_' and '-'")
@@ -70,10 +73,18 @@ class Tools:
                     f"there are {MAX_SHELLS} shells already, no more can be had: {self._names()}. "
                     "Use one of these, or end one with bash_close"
                 )
-            self._shells[name] = Shell(self._host, name, self._candidates)
+            self._shells[name] = self._new(name)
         return self._shells[name]
 
-    def _found(self, name: str) -> Shell:
+    def _new(self, name: str) -> Shell | TmuxShell:
+        if self._host.settings.shell == "own":
+            return Shell(self._host, name, self._candidates)
+        from prorl_hpc.sandbox.tools.tmux_shell import TmuxShell
+
+        self._tmux_shells += 1
+        return TmuxShell(self._host, name, self._candidates, self._tmux_shells)
+
+    def _found(self, name: str) -> Shell | TmuxShell:
         if name not in self._shells:
             raise Refused(f"there is no shell {name!r}; there are: {self._names() or 'none yet'}")
         return self._shells[name]

@@ -53,6 +53,8 @@ class Settings:
         self.open_paths: bool = given["open_paths"]
         self.scratch: str = given["scratch"]
         self.limits: dict[str, int] = given["limits"]
+        self.shell: str = given.get("shell", "own")
+        self.tmux_poll_s: float = given.get("tmux_poll_s", 0.5)
 
 
 class Host:

@@ -154,7 +154,8 @@ def _check_workload(workload: str, recorded: str, choices: Iterable[str]) -> Non
 
 def _unknown(word: str, names: Iterable[str], given: str = "") -> str:
     names = list(names)
-    near = difflib.get_close_matches(given or word.partition("=")[0], names, n=1)
+    given_name = given or word.partition("=")[0]
+    near = difflib.get_close_matches(given_name, names, n=1) or [n for n in names if n.startswith(given_name)]
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{word} is not known here: {hint}There are {', '.join(names)}" + (
         "" if given else ", and settings as for launch (rollout.run_slots=8)"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from prorl_hpc.bench.scaling_records import ORDER_FILE, SERIES_FILE, PointSpec
+from prorl_hpc.bench.scaling_records import ORDER_FILE, PointSpec
 from prorl_hpc.cli.attempt import submitted
 from prorl_hpc.cli.composition import Composed, compose_all
 from prorl_hpc.cli.following import stop_at_once
@@ -80,19 +81,28 @@ def _times(name: str, spec: PointSpec) -> str:
 def compose_points(points: Sequence[PointSpec], place: str, folder: Path) -> list[Composed]:
     """The configuration of each point, all of them checked, at the site's Slurm too; nothing is started. Raises
     ConfigError that tells all that is wrong, and with which points."""
-    if any(_model(spec.overrides, folder) for spec in points) and not (folder / "model").exists():
-        from prorl_hpc.tasks.testing import write_chat_model
+    with _nothing_left_if_refused(folder):
+        if any(_model(spec.overrides, folder) for spec in points) and not (folder / "model").exists():
+            from prorl_hpc.tasks.testing import write_chat_model
 
-        write_chat_model(folder / "model")
-    composed = [_named(entry, spec) for spec in points for entry in compose_all(point_words(spec, place, folder))]
-    if errors := all_errors(composed, starting=True):
-        if not (folder / SERIES_FILE).exists():
-            shutil.rmtree(folder / "model", ignore_errors=True)
-        raise ConfigError(
-            f"{'one thing is' if len(errors) == 1 else f'{len(errors)} things are'} wrong with this series, nothing was "
-            "started:" + "".join(f"\n  - {error}" for error in errors)
-        )
-    return composed
+            write_chat_model(folder / "model")
+        composed = [_named(entry, spec) for spec in points for entry in compose_all(point_words(spec, place, folder))]
+        if errors := all_errors(composed, starting=True):
+            count = "one thing is" if len(errors) == 1 else f"{len(errors)} things are"
+            told = "".join(f"\n  - {error}" for error in errors)
+            raise ConfigError(f"{count} wrong with this series, nothing was started:{told}")
+        return composed
+
+
+@contextlib.contextmanager
+def _nothing_left_if_refused(folder: Path) -> Iterator[None]:
+    new = not folder.exists()
+    try:
+        yield
+    except ConfigError:
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _named(entry: Composed, spec: PointSpec) -> Composed:

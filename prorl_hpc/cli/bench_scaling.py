@@ -6,6 +6,7 @@ Exit codes: 0 all points are measured and all figures hold, 1 some do not, 2 wro
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import sys
 import time
@@ -68,6 +69,11 @@ def _series(args: argparse.Namespace, argv: list[str]) -> tuple[Series, Path, in
     place = "private" if args.private else "local" if args.local else "slurm"
     if place != "slurm" and asked.at_once > 1:
         raise ConfigError(f"at_once={asked.at_once}: on one machine points are measured one at a time: leave it out")
+    if place == "slurm" and shutil.which("sbatch") is None:
+        raise ConfigError(
+            "there is no Slurm here (no sbatch on PATH): run this on a login node of a cluster, or measure on this machine: "
+            "--local, or --private on a Slurm cluster of its own"
+        )
     chosen = [word for word in asked.overrides if word.startswith(("cluster=", "cluster.kind="))]
     if place != "slurm" and chosen:
         raise ConfigError(f"{chosen[0]} and --{place} name two places: leave one of them out")

@@ -117,5 +117,5 @@ async def _sleep(context: RolloutContext, seconds: float) -> None:
 
 
 def _text(name: str, chars: int) -> str:
-    """So many characters of text, another for every ``name``."""
-    return listing(name, chars // 20 + 1)[:chars]
+    """So many ASCII characters of text, another for every ``name``."""
+    return listing(name, chars // 20 + 1)[:chars].encode("ascii", "replace").decode()

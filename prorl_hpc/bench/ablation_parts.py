@@ -57,7 +57,7 @@ class Variant:
 @dataclass(frozen=True)
 class Ablation:
     """``load`` and ``quick_load`` are for one node; rollouts and groups grow with the nodes. ``measures`` compare the first
-    variant with each other one, ``own`` tell of the first alone. ``set_up``: what was run, in words for the report.
+    variant with each other one, ``own`` tell of each by itself. ``set_up``: what was run, in words for the report.
     ``differs``: how the set-up differs from the paper's."""
 
     name: str

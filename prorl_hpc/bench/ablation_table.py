@@ -153,7 +153,7 @@ CLEANUP = Ablation(
     ),
     own=(
         Measure(
-            "cleanup: longest time until engines are free of what a full batch cancelled",
+            "longest time until engines are free of what a full batch cancelled",
             "s",
             _freed_s,
             less=True,
@@ -244,6 +244,7 @@ def _balancing() -> Ablation:
             "bench=swe-like",
             *_slots(4, 4, 12, 12),
             "engine.servers_per_node=2",
+            "engine.record_requests=true",
             "model.max_context_tokens=2048",
             "task.options.kinds.swe.init_s=constant:0",
             "task.options.kinds.swe.turns=uniform:4:8",

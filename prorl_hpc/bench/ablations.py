@@ -72,7 +72,9 @@ def _of_ablation(ablation: Ablation, found: dict[str, PointResult], nodes: int) 
     figures = []
     for other in others:
         figures += [_gain(ablation, m, found, ours, other, where) for m in ablation.measures]
-    return [*figures, *(_told(m, found.get(ours.name), where) for m in ablation.own)]
+    for measure in ablation.own:
+        figures += [_own(ablation, measure, found, variant, where) for variant in ablation.variants]
+    return figures
 
 
 def _gain(
@@ -101,16 +103,17 @@ def _gain(
     return judged(name, gain, goal, unit, other.words, detail)
 
 
-def _told(measure: Measure, result: PointResult | None, where: str) -> Figure:
-    """A value of ours alone; less is better."""
-    wanted = "" if measure.goal is None else f"<= {measure.goal:.3g}"
-    value, why = _value(measure, result)
-    name = f"{measure.name}{where}"
+def _own(ablation: Ablation, measure: Measure, found: dict[str, PointResult], variant: Variant, where: str) -> Figure:
+    """A value of one variant by itself, of which less is better; ours has the goal."""
+    goal = measure.goal if variant is ablation.variants[0] else None
+    wanted = "" if goal is None else f"<= {goal:.3g}"
+    name = f"{ablation.name}: {measure.name}{where}, {variant.words}"
+    value, why = _value(measure, found.get(variant.name))
     if value is None:
         return Figure.not_taken(name, measure.unit, "", wanted, why)
-    if measure.goal is None:
+    if goal is None:
         return Figure.told(name, value, measure.unit, "", measure.paper)
-    return Figure.at_most(name, value, measure.goal, measure.unit, "", measure.paper)
+    return Figure.at_most(name, value, goal, measure.unit, "the goal", measure.paper)
 
 
 def _value(measure: Measure, result: PointResult | None) -> tuple[float | None, str]:

@@ -62,8 +62,8 @@ def series_figures(
 
 
 def _of_point(spec: PointSpec, result: PointResult | None, base: PointResult | None, *, is_last: bool) -> list[Figure]:
-    rate_name, name = f"rate at {_nodes(spec.nodes)}", f"efficiency at {_nodes(spec.nodes)}"
-    against = f"{_nodes(base.spec.nodes)}" if base else "the smallest point"
+    rate_name, name = f"rate at {node_words(spec.nodes)}", f"efficiency at {node_words(spec.nodes)}"
+    against = f"{node_words(base.spec.nodes)}" if base else "the smallest point"
     goal = f">= {EFFICIENCY_GOAL:g}" if is_last else ""
     rate = steady(result) if result else None
     if rate is None:
@@ -75,7 +75,7 @@ def _of_point(spec: PointSpec, result: PointResult | None, base: PointResult | N
     reached = efficiency(result, base)
     if reached is None or base is None or result is base:
         return [told]
-    detail = f"rate per node; {rate:.4g} rollouts/s at {_nodes(spec.nodes)}"
+    detail = f"rate per node; {rate:.4g} rollouts/s at {node_words(spec.nodes)}"
     if is_last:
         return [told, Figure.at_least(name, reached, EFFICIENCY_GOAL, "×", against, detail)]
     return [told, Figure.told(name, reached, "×", against, detail)]
@@ -90,13 +90,16 @@ def _of_simulation(simulated: SimulatedSeries) -> list[Figure]:
             100 * ALLOWED_ERROR,
             "%",
             "measured points",
-            f"at {_nodes(worst.nodes)}: {worst.foretold_per_s:.4g} foretold, {worst.measured_per_s:.4g} measured",
+            f"at {node_words(worst.nodes)}: {worst.foretold_per_s:.4g} foretold, {worst.measured_per_s:.4g} measured",
         )
     ]
     if not simulated.points:
         return figures
     last = max(simulated.points, key=lambda point: point.nodes)
-    name, against = f"simulated efficiency at {_nodes(last.nodes)}", f"{_nodes(simulated.base_nodes)}, simulated"
+    name, against = (
+        f"simulated efficiency at {node_words(last.nodes)}",
+        f"{node_words(simulated.base_nodes)}, simulated",
+    )
     if not simulated.valid:
         return [*figures, Figure.not_taken(name, "×", against, f">= {EFFICIENCY_GOAL:g}", simulated.why)]
     detail = simulated.conclusion
@@ -110,5 +113,5 @@ def _counts(figures: PointFigures) -> str:
     return f"middle 80 % of {figures.done} rollouts done, {figures.not_done} not done, {figures.seconds:.0f} s in all"
 
 
-def _nodes(count: int) -> str:
+def node_words(count: int) -> str:
     return f"{count:,} node" + ("" if count == 1 else "s")

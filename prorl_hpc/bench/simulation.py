@@ -16,6 +16,7 @@ from prorl_hpc.bench.simulation_cluster import Cluster
 from prorl_hpc.bench.simulation_config import SimulationConfig
 from prorl_hpc.bench.simulation_gauges import Course, Place
 from prorl_hpc.bench.simulation_tally import Tally
+from prorl_hpc.bench.simulation_times import Floats
 from prorl_hpc.messages.rollout import Stage, Status
 
 
@@ -75,14 +76,17 @@ class SimulationResult:
         return statistics.fmean(self.batch_s) if self.batch_s else None
 
 
-def simulate(config: SimulationConfig, look: Callable[[int, float], None] | None = None) -> SimulationResult:
-    """Run one simulation. ``look(rollouts ended, virtual now)`` is called now and then, for a display.
+def simulate(
+    config: SimulationConfig, look: Callable[[int, float], None] | None = None, times: Floats | None = None
+) -> SimulationResult:
+    """Run one simulation. ``look(rollouts ended, virtual now)`` is called now and then, for a display. ``times`` as in
+    ``Draws``: stage times that were recorded elsewhere.
 
     Raises ConfigError for settings out of range and for a recorded run without finished rollouts; RunError if the
     simulation comes to a halt.
     """
     config.check()
-    cluster = Cluster(config)
+    cluster = Cluster(config, times)
     began = time.perf_counter()
     # Nothing here makes cycles; looking for them among some million objects would take a third of the time.
     collecting = gc.isenabled()
@@ -101,7 +105,7 @@ def simulate(config: SimulationConfig, look: Callable[[int, float], None] | None
         steady_per_s=_steady(tally.done_at_s),
         ideal_per_s=ideal_per_s,
         limited_by=limited_by,
-        pools=_pools(config, cluster.gauges.areas(virtual_s), virtual_s),
+        pools=[*_pools(config, cluster.gauges.areas(virtual_s), virtual_s), *_coordinator(cluster, virtual_s)],
         waits={stage.value: _waits(tally.waits_s[stage]) for stage in Stage},
         statuses={status.value: tally.statuses[status] for status in Status if status.terminal},
         retries=tally.retries,
@@ -146,11 +150,18 @@ def _ideal(config: SimulationConfig, tally: Tally) -> tuple[float, str]:
         }
     if config.server_concurrency:
         limits["servers"] = (config.servers * config.server_concurrency, means[1] * config.generation_share)
+    limits["coordinator"] = (1, config.coordinator_s)
     rates = {name: size / held_s for name, (size, held_s) in limits.items() if held_s > 0}
     if not rates:
         return 0.0, "no stage takes time"
     tightest = min(rates, key=lambda name: rates[name])
     return rates[tightest], tightest
+
+
+def _coordinator(cluster: Cluster, virtual_s: float) -> list[PoolUse]:
+    """Its one CPU; nothing where it takes no time."""
+    busy_s = cluster.coordinator.busy_s
+    return [PoolUse("coordinator", 1, busy_s / virtual_s)] if busy_s and virtual_s else []
 
 
 def _pools(config: SimulationConfig, areas: list[float], virtual_s: float) -> list[PoolUse]:

@@ -13,12 +13,14 @@ from typing import Any
 from prorl_hpc.bench.simulation_attempt import Attempt
 from prorl_hpc.bench.simulation_clock import VirtualClock
 from prorl_hpc.bench.simulation_config import SimulationConfig
+from prorl_hpc.bench.simulation_coordinator import CoordinatorStation
 from prorl_hpc.bench.simulation_draws import STAGES, Draws, Fate
 from prorl_hpc.bench.simulation_gauges import Gauges, Place
 from prorl_hpc.bench.simulation_llm import LlmServers
 from prorl_hpc.bench.simulation_outages import Outages
 from prorl_hpc.bench.simulation_supply import supply_of
 from prorl_hpc.bench.simulation_tally import Tally
+from prorl_hpc.bench.simulation_times import Floats
 from prorl_hpc.core.events import (
     Cancel,
     Ended,
@@ -62,9 +64,9 @@ _LOOK_EVERY = 4096
 class Cluster:
     """One simulation; ``run`` it once."""
 
-    def __init__(self, config: SimulationConfig) -> None:
+    def __init__(self, config: SimulationConfig, times: Floats | None = None) -> None:
         self._config = config
-        self._draws = Draws(config)
+        self._draws = Draws(config, times)
         self._supply = supply_of(config, self._draws)
         self._scheduler = Scheduler(
             retries=config.retries, balancing=config.balancing, move_runs=config.when_server_lost == "move"
@@ -72,6 +74,7 @@ class Cluster:
         self.gauges = Gauges()
         self.tally = Tally()
         self._clock = VirtualClock(_BUCKET_EVENTS * self._draws.mean_stage_s / (config.nodes * config.slots))
+        self.coordinator = CoordinatorStation(config.coordinator_s, self._clock, self._happened)
         self._todo: deque[Event] = deque()
         self._fates: dict[str, Fate] = {}
         self._attempts: dict[str, Attempt] = {}
@@ -238,7 +241,7 @@ class Cluster:
                 reward = self._supply.reward(attempt_id.partition(ATTEMPT_MARK)[0])
         busy_s = now - attempt.began - self._two_ways_s
         timed_out = attempt.timed_out
-        self._happened(
+        self.coordinator.told(
             StageFinished(
                 attempt.worker_id, attempt_id, STAGES[stage], failure, timed_out, None, reward, _NONE, busy_s
             ),
@@ -271,7 +274,7 @@ class Cluster:
         attempt = self._attempts.get(attempt_id)
         if attempt is not None:
             self._drop(attempt, now)
-        self._happened(Discarded(worker_id, attempt_id), now)
+        self.coordinator.told(Discarded(worker_id, attempt_id), now)
 
     # turns of a RUN: the LLM server's part, then the sandbox's
 

@@ -45,7 +45,7 @@ class SimulationConfig:
     ready_slots: int = _setting(0, "prepared sandboxes that a node holds READY; 0: ready_ratio of slots")
     eval_slots: int = _setting(0, "EVAL slots of a node; 0: eval_ratio of slots")
     init_ratio: float = _setting(0.125, "INIT slots per RUN slot")
-    ready_ratio: float = _setting(0.5, "READY sandboxes per RUN slot")
+    ready_ratio: float = _setting(0.5, "READY sandboxes per RUN slot; 0: no READY buffer")
     eval_ratio: float = _setting(0.125, "EVAL slots per RUN slot")
     coupled: bool = _setting(False, "one pool of RUN slots, each held from INIT to the end of EVAL, instead of three")
     init: str = _setting("lognormal:2:0.5", f"time of INIT: {GRAMMAR}")
@@ -86,6 +86,9 @@ class SimulationConfig:
     eval_budget_s: float = _setting(0.0, "budget of EVAL; 0: none")
     total_budget_s: float = _setting(0.0, "budget of all three stages; 0: none")
     wall_budget_s: float = _setting(0.0, "cap on the whole life of a rollout, queues included; 0: none")
+    coordinator_s: float = _setting(
+        0.0, "CPU time of the coordinator per rollout, one message after the other; 0: none"
+    )
     latency_s: float = _setting(0.0, "one way between coordinator and worker; each stage takes two ways more")
     seed: int = _setting(0, "of every random number; the same seed gives the same simulation")
     plot: str = _setting("simulation.png", "file of the plot; empty: none")
@@ -95,7 +98,7 @@ class SimulationConfig:
         """A node's pools."""
 
         def sized(given: int, ratio: float) -> int:
-            return given or max(1, round(ratio * self.slots))
+            return given or (max(1, round(ratio * self.slots)) if ratio else 0)
 
         return Pools(
             init=sized(self.init_slots, self.init_ratio),
@@ -157,9 +160,9 @@ _RANGES: list[tuple[str, str, Any]] = [
         "must not be negative",
         lambda v: v >= 0,
     ),
-    ("init_ratio ready_ratio eval_ratio node_down_s server_down_s", "must be above 0", lambda v: _finite(v) and v > 0),
+    ("init_ratio eval_ratio node_down_s server_down_s", "must be above 0", lambda v: _finite(v) and v > 0),
     (
-        "server_concurrency train_s lost_after_s node_mtbf_s server_mtbf_s latency_s init_budget_s run_budget_s "
+        "ready_ratio coordinator_s server_concurrency train_s lost_after_s node_mtbf_s server_mtbf_s latency_s init_budget_s run_budget_s "
         "eval_budget_s total_budget_s wall_budget_s",
         "must be finite and not negative",
         lambda v: _finite(v) and v >= 0,

@@ -30,13 +30,14 @@ Fate = tuple[float, float, float, int, float]
 
 
 class Draws:
-    """Random numbers of one simulation. Reads the recorded run, if there is one; raises ConfigError."""
+    """Random numbers of one simulation. ``times``: seconds of INIT, RUN and EVAL to draw from, shape (rollouts, 3), in
+    place of those that ``config`` names. Reads the recorded run, if there is one; raises ConfigError."""
 
-    def __init__(self, config: SimulationConfig) -> None:
+    def __init__(self, config: SimulationConfig, times: Floats | None = None) -> None:
         self._config = config
         self._seed = config.seed
         self._faults = (config.init_failures, config.run_failures, config.eval_failures)
-        self._recorded = recorded_times(config.recorded) if config.recorded else None
+        self._recorded = recorded_times(config.recorded) if config.recorded and times is None else times
         kinds = list(config.workloads.values())
         weights = np.array([kind.weight for kind in kinds] or [1.0])
         self._shares = np.cumsum(weights / weights.sum())[:-1]

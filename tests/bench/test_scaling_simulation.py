@@ -1,0 +1,115 @@
+"""The simulated continuation of a series: fitted from recorded runs, held against the measured rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scaling_points import Shape, done, spec
+
+from prorl_hpc.bench.scaling_records import RECORD_FILE, LoadRecord, PointResult
+from prorl_hpc.bench.scaling_simulation import fit_coordinator, simulate_series
+from prorl_hpc.bench.simulation import simulate
+from prorl_hpc.bench.simulation_config import SimulationConfig
+from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.observe.rollout_store import SCHEMA
+
+SLOTS, RUN_S = 4, 40.0
+PER_NODE = SLOTS / RUN_S
+
+
+def recorded(tmp_path: Path, nodes: int, slower: float = 1.0, shape: Shape | None = None) -> PointResult:
+    """A point whose rate is the closed form of full RUN slots, and its run with stage times that give this rate."""
+    run_dir = tmp_path / f"run-{nodes}"
+    (run_dir / "rollouts").mkdir(parents=True)
+    run_s = slower * np.random.default_rng(nodes).uniform(0.8 * RUN_S, 1.2 * RUN_S, 60 * nodes)
+    empty = {name: [] for name in SCHEMA.names if pa.types.is_list(SCHEMA.field(name).type)}
+    rows = [
+        {**empty, "rollout_id": f"r{n}", "metrics": [], "status": "done",
+         "timings": [{"stage": stage, "queued_s": 0.0, "busy_s": busy_s}
+                     for stage, busy_s in (("init", 1.0), ("run", float(seconds)), ("eval", 2.0))]}
+        for n, seconds in enumerate(run_s)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), run_dir / "rollouts" / "single-0.parquet")
+    sizes = {"init": nodes, "ready": 2 * nodes, "run": SLOTS * nodes, "eval": nodes}
+    record = LoadRecord(0.0, 1.0, {}, [], 0.0, [], sizes)
+    (run_dir / RECORD_FILE).write_bytes(msgspec.json.encode(record))
+    shape = shape or Shape()
+    shape.per_node, shape.run_dir = PER_NODE, str(run_dir)
+    return done(spec(nodes, rollouts=30), shape)
+
+
+def test_measured_points_are_foretold_and_the_continuation_holds(tmp_path: Path) -> None:
+    found = simulate_series([recorded(tmp_path, 1), recorded(tmp_path, 4)], [64])
+    assert found.valid and not found.why
+    assert [check.nodes for check in found.checks] == [1, 4]
+    assert all(abs(check.error) < 0.1 for check in found.checks)
+    assert found.points[0].efficiency == pytest.approx(1.0, abs=0.05)
+    assert found.points[0].per_s == pytest.approx(64 * PER_NODE, rel=0.1)
+    assert found.points[0].rollouts == 64 * 30
+    assert "the first part to saturate would be the coordinator" in found.conclusion
+
+
+def test_a_coordinator_that_saturates_is_named_with_its_size(tmp_path: Path) -> None:
+    slow = [recorded(tmp_path, nodes, shape=Shape(coordinator_s=0.1)) for nodes in (1, 2)]
+    found = simulate_series(slow, [16, 200])
+    assert found.points[0].efficiency > 0.95
+    assert found.points[1].per_s == pytest.approx(10, rel=0.1)
+    assert "the coordinator saturates" in found.conclusion
+    assert "10 rollouts/s, which 10" in found.conclusion  # 100 nodes, as near as the rate of one node is known
+
+
+def test_a_machine_that_slows_down_with_more_nodes_makes_it_invalid(tmp_path: Path) -> None:
+    found = simulate_series([recorded(tmp_path, 1), recorded(tmp_path, 2, slower=1.5)], [8])
+    assert not found.valid
+    assert "within 10 %" in found.why and "at 1 node," in found.why
+
+
+def test_one_point_proves_nothing(tmp_path: Path) -> None:
+    found = simulate_series([recorded(tmp_path, 2)], [4])
+    assert not found.valid and "only one point" in found.why
+
+
+def test_a_run_that_is_gone_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no point of the series was measured"):
+        simulate_series([], [4])
+    with pytest.raises(ConfigError, match=RECORD_FILE):
+        simulate_series([done(spec(1))], [4])
+
+
+def test_the_coordinators_rest_is_told_from_its_work() -> None:
+    # 0.02 of a CPU at rest and 5 ms a rollout; per_s is 0.8 of the steady rate.
+    points = [done(spec(n), Shape(per_node=1.0, coordinator_s=0.005 + 0.02 / (0.8 * n))) for n in (1, 2, 8)]
+    fitted = fit_coordinator([*points])
+    assert fitted.rollout_s == pytest.approx(0.005)
+    assert fitted.idle == pytest.approx(0.02)
+    alone = fit_coordinator(points[:1])
+    assert (alone.rollout_s, alone.idle) == (pytest.approx(0.03), 0.0)
+    unknown = fit_coordinator([done(spec(1), Shape(coordinator_s=None))])
+    assert unknown.rollout_s == 0 and "not measured" in unknown.how
+
+
+def test_a_station_that_is_fast_enough_changes_nothing_and_one_that_is_not_is_the_limit() -> None:
+    config = {"rollouts": 2000, "nodes": 10, "slots": 10, "init": "0", "run": "constant:10", "eval": "0", "plot": ""}
+    free = simulate(SimulationConfig(**config))
+    fast = simulate(SimulationConfig(**config, coordinator_s=0.001))
+    slow = simulate(SimulationConfig(**config, coordinator_s=0.2))
+    assert fast.steady_per_s == pytest.approx(free.steady_per_s, rel=0.05)
+    assert slow.steady_per_s == pytest.approx(5, rel=0.02)
+    assert slow.limited_by == "coordinator" and slow.ideal_per_s == pytest.approx(5)
+    assert slow.pool("coordinator").utilisation == pytest.approx(1, abs=0.02)
+    assert slow.statuses["done"] == 2000
+    assert "coordinator" not in {pool.name for pool in free.pools}
+
+
+def test_no_ready_buffer() -> None:
+    assert SimulationConfig(slots=8, ready_ratio=0).pools.ready == 0
+    assert SimulationConfig(slots=8, ready_ratio=0, ready_slots=3).pools.ready == 3
+    without = simulate(SimulationConfig(rollouts=400, nodes=2, slots=4, ready_ratio=0, plot="", init="5", run="5"))
+    with_it = simulate(SimulationConfig(rollouts=400, nodes=2, slots=4, plot="", init="5", run="5", init_slots=4))
+    assert without.statuses["done"] == 400
+    assert without.steady_per_s < with_it.steady_per_s

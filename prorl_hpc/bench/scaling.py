@@ -12,22 +12,13 @@ from pathlib import Path
 import msgspec
 
 from prorl_hpc.bench.scaling_records import LoadOrder, PointSpec
+from prorl_hpc.bench.scaling_settings import SETTINGS
 from prorl_hpc.bench.series_launch import WORDS, last, last_of_each
 from prorl_hpc.cli.composition import compose_all
 from prorl_hpc.cli.launch_help import group_choices
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import ConfigError
 
-SETTINGS = {
-    "nodes": "1,2,4,8: a point for each, with so many CPU nodes and as many inference nodes",
-    "workload": "mixed: what is rolled out, a choice of the group bench",
-    "recorded": "a run directory whose stage times workload=recorded replays",
-    "ablate": "all, or some of the ablations, side by side; without nodes= they alone are measured",
-    "rollouts": "rollouts per node; else 12 for each of a node's RUN slots",
-    "minutes": "30: the time limit of each point",
-    "at_once": "1: points under way at the same time; on a cluster all of them may be, on one machine they disturb each other",
-    "out": "the folder of the series; with the folder of one that was interrupted, that one goes on",
-}
 PER_SLOT = 12
 """Rollouts for each RUN slot: those that run when the orders are used up are then fewer than the tenth that does not count."""
 ONE_MACHINE = ("rollout.init_slots=1", "rollout.ready_slots=2", "rollout.run_slots=2", "rollout.eval_slots=4")
@@ -83,8 +74,8 @@ def read_words(words: Sequence[str]) -> Asked:
     )
 
 
-def points_of(asked: Asked, place: str) -> list[PointSpec]:
-    """Raises ConfigError for an ablation that is not known, or what Hydra cannot compose."""
+def points_of(asked: Asked, place: str, *, quick: bool = False) -> list[PointSpec]:
+    """``quick``: ablations in their small sizes. Raises ConfigError for an ablation that is not known, or what Hydra cannot compose."""
     base = list(asked.overrides)
     if not last(base, "engine") and not last(base, "engine.kind"):
         base = ["engine=scripted", *base]
@@ -92,7 +83,7 @@ def points_of(asked: Asked, place: str) -> list[PointSpec]:
     if asked.ablate:
         from prorl_hpc.bench.ablations import ablation_points
 
-        points += ablation_points(asked.ablate, min(asked.nodes, default=1), base)
+        points += ablation_points(asked.ablate, min(asked.nodes, default=1), base, quick=quick)
     return points
 
 

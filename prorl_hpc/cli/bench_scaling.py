@@ -16,8 +16,10 @@ import msgspec
 from rich.console import Console
 
 from prorl_hpc.bench.parts import Say
-from prorl_hpc.bench.scaling import SETTINGS, points_of, read_words, whole_numbers
-from prorl_hpc.bench.scaling_records import REPORT_FILE, SERIES_FILE, Series
+from prorl_hpc.bench.scaling import points_of, read_words, whole_numbers
+from prorl_hpc.bench.scaling_records import REPORT_FILE, SERIES_FILE, PointResult, Series
+from prorl_hpc.bench.scaling_settings import SETTINGS
+from prorl_hpc.bench.scaling_simulated import SimulatedSeries
 from prorl_hpc.bench.series import SeriesRun, check_folder, read_series, write_results
 from prorl_hpc.messages.errors import ConfigError
 
@@ -50,13 +52,26 @@ def report(folder: Path, simulate: list[int], json: bool, say: Say) -> int:
 
     series, results = read_series(folder)
     write_results(folder, results)
-    found = write_report(folder, series, results, None)
+    found = write_report(folder, series, results, _simulated(results, simulate, say))
     if json:
         print(msgspec.json.encode(found).decode())
     else:
         found.show(Console(highlight=False))
         print(f"report: {folder / REPORT_FILE}")
     return 0 if found.all_hold else 1
+
+
+def _simulated(results: list[PointResult], nodes: list[int], say: Say) -> SimulatedSeries | None:
+    """None if it is not asked for, or there is nothing to simulate from: a failed series still has its report."""
+    if not nodes:
+        return None
+    from prorl_hpc.bench.scaling_simulation import simulate_series
+
+    try:
+        return simulate_series(results, nodes, say)
+    except ConfigError as error:
+        say(str(error))
+        return None
 
 
 def _series(args: argparse.Namespace, argv: list[str]) -> tuple[Series, Path, int]:
@@ -78,7 +93,7 @@ def _series(args: argparse.Namespace, argv: list[str]) -> tuple[Series, Path, in
     if place != "slurm" and chosen:
         raise ConfigError(f"{chosen[0]} and --{place} name two places: leave one of them out")
     command = ["prorl-hpc", "bench", "scaling", *(word for word in argv if word != "--inside")]
-    return Series(command, place, points_of(asked, place)), folder, asked.at_once
+    return Series(command, place, points_of(asked, place, quick=args.quick)), folder, asked.at_once
 
 
 def simulated_nodes(words: str) -> list[int]:
@@ -113,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--local", action="store_true", help="on this machine, all nodes of a point side by side")
     where.add_argument("--private", action="store_true", help="on a Slurm cluster of this machine's own (needs root)")
     parser.add_argument("--simulate", default="", metavar="nodes=16,64,…", help="go on with the plot by simulation")
+    parser.add_argument("--quick", action="store_true", help="ablations of a minute each, which tell less")
     parser.add_argument("--again", action="store_true", help="measure points once more that failed or ran out of time")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

@@ -63,7 +63,10 @@ _ACTIONS = {
     "completion": tuple(_SHELLS),
     "model": ("prepare", "list", "path"),
     "image": ("build", "pull", "list", "verify", "convert", "remove"),
-    "bench": ("tools", "sandbox", "coordinator", "soak"),
+    "bench": (
+        *("tools", "sandbox", "coordinator", "inference", "conformance", "trainer", "launch", "scaling"),
+        *("report", "fit", "soak", "all"),
+    ),
     "dev": ("cluster",),
 }
 _CLUSTER_ACTIONS = ("start", "run", "crash", "boot", "cut", "heal", "kill-slurmd", "start-slurmd", "stop")
@@ -96,11 +99,28 @@ def candidates(words: list[str]) -> list[str]:
         found = _of_run(words)
     elif words[0] == "doctor":
         found = iter(("--json", "--on-nodes", "--wait", "--help") if typed.startswith("-") else _overrides(typed))
+    elif words[:2] == ["bench", "scaling"] and len(words) > 2:
+        found = _scaling_words(typed)
     elif words[:2] == ["dev", "cluster"]:
         found = iter(_CLUSTER_ACTIONS if len(words) == 3 else ())
     else:
         found = iter(_ACTIONS.get(words[0], ()) if len(words) == 2 else ())
     return sorted({word for word in found if word.startswith(typed)})
+
+
+def _scaling_words(typed: str) -> Iterator[str]:
+    from prorl_hpc.bench.scaling_settings import FLAGS as SCALING_FLAGS
+    from prorl_hpc.bench.scaling_settings import SETTINGS
+    from prorl_hpc.cli.launch_help import group_choices
+
+    name, equals, _ = typed.partition("=")
+    if typed.startswith("-"):
+        yield from SCALING_FLAGS
+    elif name == "workload" and equals:
+        yield from (f"workload={choice}" for choice in group_choices()["bench"])
+    elif not (name in SETTINGS and equals):
+        yield from (f"{name}=" for name in SETTINGS)
+        yield from (word for word in _overrides(typed) if not word.startswith("bench="))
 
 
 def _of_run(words: list[str]) -> Iterator[str]:

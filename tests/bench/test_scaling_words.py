@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -81,7 +80,7 @@ def test_a_private_cluster_has_a_node_for_each_worker_and_each_server() -> None:
         return Series([], "private", [PointSpec("p", nodes, [], LoadOrder(rollouts=1))])
 
     assert nodes_needed(series(8)) == 16
-    with pytest.raises(ConfigError, match="nodes=64.*at most 40"):
+    with pytest.raises(ConfigError, match=r"nodes=64.*at most 40"):
         nodes_needed(series(64))
 
 
@@ -143,4 +142,4 @@ def test_without_slurm_it_says_what_else_there_is(
     assert main(["bench", "scaling", "nodes=1", f"out={tmp_path / 'series'}"]) == 2
     told = capsys.readouterr().err
     assert "--local" in told and "--private" in told
-    assert os.listdir(tmp_path) == ["bin"]
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]

@@ -49,6 +49,11 @@ from prorl_hpc.slurm.steps import PlacedNode
         (["attach", "no-such-run", ""], []),
         (["dev", "cluster", "cr"], ["crash"]),
         (["simulate", ""], []),
+        (["bench", "sc"], ["scaling"]),
+        (["bench", "scaling", "workload=m"], ["workload=math-like", "workload=mixed"]),
+        (["bench", "scaling", "rollout"], ["rollout.", "rollout=", "rollouts="]),
+        (["bench", "scaling", "--p"], ["--private"]),
+        (["bench", "scaling", "nodes="], []),
     ],
 )
 def test_candidates(words: list[str], expected: list[str]) -> None:

@@ -1,0 +1,15 @@
+"""The words of ``bench scaling`` that are not Hydra's; apart, for the tab key needs them at once."""
+
+from __future__ import annotations
+
+SETTINGS = {
+    "nodes": "1,2,4,8: a point for each, with so many CPU nodes and as many inference nodes",
+    "workload": "mixed: what is rolled out, a choice of the group bench",
+    "recorded": "a run directory whose stage times workload=recorded replays",
+    "ablate": "all, or some of the ablations, side by side; without nodes= they alone are measured",
+    "rollouts": "rollouts per node; else 12 for each of a node's RUN slots",
+    "minutes": "30: the time limit of each point",
+    "at_once": "1: points under way at the same time; on a cluster all of them may be, on one machine they disturb each other",
+    "out": "the folder of the series; with the folder of one that was interrupted, that one goes on",
+}
+FLAGS = ("--local", "--private", "--simulate", "--again", "--json", "--help")

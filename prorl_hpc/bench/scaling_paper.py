@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TypeAlias
 
+from prorl_hpc.bench.ablation_parts import Ablation, Measure, Variant
+from prorl_hpc.bench.ablation_table import ABLATIONS
 from prorl_hpc.bench.scaling_figures import base_of, efficiency, of_nodes, steady
-from prorl_hpc.bench.scaling_records import PointFigures, PointResult, PointState
+from prorl_hpc.bench.scaling_records import PointResult, PointState
 from prorl_hpc.bench.scaling_tables import NONE, markdown_table
 
 RATES = {1: 0.25, 2: 0.47, 4: 0.78, 8: 1.26}
@@ -22,50 +23,6 @@ DIFFERENCES = {
     "what was not run": "theirs: 15 CPU nodes beside 4 GPU nodes, 28 → 11 minutes a step, which needs GPU nodes",
     "their figures": "from their tables, the rates by nodes read off a chart; none was measured again here",
     "what can be compared": "the ratios between the two sides of an ablation, and efficiency; not rollouts/s",
-}
-
-
-def _rate(figures: PointFigures) -> float | None:
-    return figures.steady_per_s or None
-
-
-def _turns(figures: PointFigures) -> float | None:
-    return figures.turns_per_s or None
-
-
-def _batch(figures: PointFigures) -> float | None:
-    return statistics.fmean(figures.batch_s) if figures.batch_s else None
-
-
-@dataclass(frozen=True)
-class Published:
-    """One ablation. ``pair``: what the seed published with and without it; ``gpu_use``: its GPU use with and without,
-    percent. ``ours``: our value of a point, of which less is better where ``less``."""
-
-    question: str
-    pair: tuple[float, float] | None
-    unit: str
-    source: str
-    ours: Callable[[PointFigures], float | None]
-    our_unit: str
-    gpu_use: tuple[int, int] | None = None
-    less: bool = False
-
-    def gain(self, with_it: float | None, without: float | None) -> str:
-        """How many times as good it is with it."""
-        if not with_it or not without:
-            return NONE
-        return f"{without / with_it if self.less else with_it / without:.2f} ×"
-
-
-_TABLE = "Table 3"
-PUBLISHED = {
-    "balancing": Published("load balancing", (0.37, 0.25), "instances/s", _TABLE, _turns, "turns/s", (78, 42)),
-    "shell": Published("shell without tmux", (0.37, 0.29), "instances/s", _TABLE, _rate, "rollouts/s", (78, 68)),
-    "cleanup": Published("stale-job clean-up", (0.37, 0.30), "instances/s", _TABLE, _rate, "rollouts/s", (78, 65)),
-    "pools": Published("three pools, not one", None, "", "not published", _rate, "rollouts/s"),
-    "batch": Published("asynchronous refill", (28, 80), "minutes a step", "its blog", _batch, "s a batch", less=True),
-    "ready": Published("READY buffer", None, "", "it has none", _rate, "rollouts/s"),
 }
 
 
@@ -87,53 +44,59 @@ def nodes_table(results: Sequence[PointResult]) -> str:
 
 
 def ablations_table(results: Sequence[PointResult]) -> str:
-    """Each other side of each ablation against ours, beside the published pair; empty if none was run."""
+    """Each other side of each ablation against ours, beside what the paper has; empty if none was run."""
     rows = []
-    for name, published in PUBLISHED.items():
-        points = [result for result in results if result.spec.series == name]
-        if not points:
-            continue
-        ours, *others = points  # ours first, as they were planned
-        for other in others:
-            rows.append((name, published.question, *_sides(published, ours, other), *_theirs(published)))
-    head = ("ablation", "what is switched", "ours", "the other side", "gain", "engine busy", "theirs", "their gain",
-            "their GPU use", "source")  # fmt: skip
+    for ablation in ABLATIONS.values():
+        mine = [result for result in results if result.spec.series == ablation.name]
+        for nodes in sorted({result.spec.nodes for result in mine}):
+            found = {result.spec.variant: result for result in mine if result.spec.nodes == nodes}
+            ours, *others = ablation.variants
+            rows += [
+                _ablation_row(ablation, measure, (ours, found.get(ours.name)), (other, found.get(other.name)), nodes)
+                for other in others
+                for measure in ablation.measures
+            ]
+    head = ("ablation", "figure", "nodes", "ours", "the other side", "gain", "engine busy", "the paper",
+            "what differs in the set-up")  # fmt: skip
     return markdown_table(head, rows) if rows else ""
 
 
-def _sides(published: Published, ours: PointResult, other: PointResult) -> tuple[str, ...]:
-    with_it, without = _value(published, ours), _value(published, other)
-    busy = [figures.engine_busy if (figures := side.figures) else None for side in (ours, other)]
+Side: TypeAlias = tuple[Variant, PointResult | None]
+
+
+def _ablation_row(ablation: Ablation, measure: Measure, ours: Side, other: Side, nodes: int) -> tuple[str, ...]:
+    values = [_value(measure, point) for _, point in (ours, other)]
+    gain = None if values[0] is None or values[1] is None else measure.gain(values[0], values[1])
+    busy = [point.figures.engine_busy if point and point.figures else None for _, point in (ours, other)]
+    compared = measure.against in ("", other[0].name)
     return (
-        _side(published, ours, with_it),
-        _side(published, other, without),
-        published.gain(with_it, without),
+        ablation.name,
+        measure.name,
+        f"{nodes}",
+        _side(measure, ours, values[0]),
+        _side(measure, other, values[1]),
+        NONE if gain is None else f"{gain:.2f} {'×' if measure.gain_unit == 'x' else measure.gain_unit}",
         " against ".join(NONE if share is None else f"{100 * share:.0f} %" for share in busy),
+        (measure.paper if compared else "") or NONE,
+        ablation.differs,
     )
 
 
-def _value(published: Published, point: PointResult) -> float | None:
-    return published.ours(point.figures) if point.state is PointState.DONE and point.figures else None
+def _value(measure: Measure, point: PointResult | None) -> float | None:
+    if point is None or point.state is not PointState.DONE or point.figures is None:
+        return None
+    return measure.of(point.figures)
 
 
-def _side(published: Published, point: PointResult, value: float | None) -> str:
-    what = f"{point.spec.variant}, {point.spec.nodes} node{'s' if point.spec.nodes > 1 else ''}"
-    if value is None:
-        return f"{what}: {_no_value(point)}"
-    return f"{what}: {value:.4g} {published.our_unit}"
+def _side(measure: Measure, side: Side, value: float | None) -> str:
+    variant, point = side
+    if value is not None:
+        return f"{variant.words}: {value:.4g} {measure.unit}"
+    return f"{variant.words}: {'**not measured**' if point is None else _no_value(point)}"
 
 
 def _no_value(point: PointResult) -> str:
     return "**no rate**" if point.state is PointState.DONE else f"**{point.state.value.replace('_', ' ')}**"
-
-
-def _theirs(published: Published) -> tuple[str, ...]:
-    use = published.gpu_use
-    gpu = f"{use[0]} % against {use[1]} %" if use else NONE
-    if published.pair is None:
-        return NONE, NONE, gpu, published.source
-    with_it, without = published.pair
-    return f"{with_it:g} against {without:g} {published.unit}", published.gain(with_it, without), gpu, published.source
 
 
 def differences() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from prorl_hpc.bench.ablations import ablation_figures
 from prorl_hpc.bench.figures import Machine, Report
 from prorl_hpc.bench.scaling_figures import base_of, efficiency, of_nodes, series_figures
 from prorl_hpc.bench.scaling_paper import ablations_table, differences, nodes_table
@@ -57,7 +58,8 @@ def write_report(
 ) -> Report:
     """Write report.md, summary.json and plots/ into ``folder``; returns the figures. Points without a result are told
     as not measured. May be called again at any time."""
-    report = Report.of(Machine.here(), series_figures(series.points, results, simulated))
+    figures = [*series_figures(series.points, results, simulated), *ablation_figures(results)]
+    report = Report.of(Machine.here(), figures)
     drawn = draw_plots(folder / PLOTS, results, simulated)
     text = "\n\n".join(_sections(series, results, simulated, report, drawn))
     _write(folder / REPORT_FILE, (text + "\n").encode())

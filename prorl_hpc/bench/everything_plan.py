@@ -11,22 +11,29 @@ _SIZES = "16,64,256,1024,4096"
 
 
 def benches() -> list[Bench]:
-    """In the order in which they run: soonest first, so that what is wrong with a machine is seen soon."""
+    """In the order in which they run: soonest first, so that what is wrong with a machine is seen soon.
+
+    The quick words leave out what alone takes minutes: requeues, runs of the real trainer, second models, weight updates,
+    and pools without sandboxes, which the ablation ``pools`` measures with them."""
     return [
         Bench("conformance", [], ["--quick"]),
         Bench("tools", [], ["--quick"]),
         Bench("sandbox", [], ["--quick"]),
         Bench("soak", [], ["rollouts=5000", "workers=4"]),
-        Bench("coordinator", [], ["--quick"]),
-        Bench("launch", [], ["--quick", "--part", "answers", "start", "requeues", "watch"]),
+        Bench("launch", [], _quick("answers", "start", "watch")),
+        Bench("coordinator", [], _quick("throughput", "latency", "simulator", "memory")),
         Bench("scaling", *_scaling()),
-        Bench("inference", [], ["--quick"]),
-        Bench("trainer", [], ["--quick"]),
+        Bench("inference", [], _quick("encoding", "abort", "sticky", "drift")),
+        Bench("trainer", [], _quick("step", "logprobs")),
     ]
+
+
+def _quick(*parts: str) -> list[str]:
+    return ["--quick", "--part", *parts]
 
 
 def _scaling() -> tuple[list[str], list[str]]:
     """On namespaced nodes where they can be had, else as processes."""
-    words = ["nodes=1,2,4,8", "--simulate", f"nodes={_SIZES}", "out={folder}/scaling"]
-    words.append("--local" if missing("namespaced") else "--private")
-    return [*words, "ablate=all"], words
+    place = "--local" if missing("namespaced") else "--private"
+    words = ["nodes=1,2,4,8", "out={folder}/scaling", "--simulate", f"nodes={_SIZES}", place]
+    return [*words, "ablate=all"], [*words, "workload=math-like", "ablate=pools,batch", "--quick"]

@@ -130,10 +130,10 @@ def figures(drift: Drift, model: str) -> list[Figure]:
 
 
 def measure(quick: bool, say: Say) -> list[Figure]:
-    """RunError without the models, ConfigError without vLLM."""
+    """``quick``: the tiny model alone. RunError without the models, ConfigError without vLLM."""
     found = []
-    plans = [Sampled("tiny", 100 if quick else 1000), Sampled("smollm2-135m", 8 if quick else 100, at_once=16)]
-    for plan in plans:
+    full = [Sampled("tiny", 1000), Sampled("smollm2-135m", 100, at_once=16)]
+    for plan in [Sampled("tiny", 100)] if quick else full:
         engine = EngineConfig(kind="vllm", kv_cache_mib=1024)
         with InferenceBed.open(small_model(plan.model), engine, _CONTEXT_TOKENS, say) as bed:
             found += figures(asyncio.run(_measure(bed, plan, say)), plan.model)

@@ -69,7 +69,10 @@ class Cluster:
         self._draws = Draws(config, times)
         self._supply = supply_of(config, self._draws)
         self._scheduler = Scheduler(
-            retries=config.retries, balancing=config.balancing, move_runs=config.when_server_lost == "move"
+            retries=config.retries,
+            balancing=config.balancing,
+            move_runs=config.when_server_lost == "move",
+            abort_cancelled=config.abort_cancelled,
         )
         self.gauges = Gauges()
         self.tally = Tally()

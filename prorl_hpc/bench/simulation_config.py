@@ -62,7 +62,10 @@ class SimulationConfig:
     server_concurrency: float = _setting(0.0, "requests that a server works on at full speed; 0: any number")
     generation_share: float = _setting(0.7, "share of RUN that the LLM server works (with server_concurrency)")
     turns: int = _setting(1, "times that a RUN goes back and forth between server and sandbox")
-    balancing: str = _setting("least_in_flight", "least_in_flight or round_robin: how a server is chosen")
+    balancing: str = _setting(
+        "least_in_flight", "least_in_flight or round_robin: how a server is chosen, once per rollout"
+    )
+    abort_cancelled: bool = _setting(True, "stop at once what is cancelled in RUN; false: it goes on to the end of RUN")
     arrivals: str = _setting("", "time between arrivals, as for init; empty: the queue never runs dry")
     group_size: int = _setting(8, "samples of one prompt")
     groups_per_batch: int = _setting(0, "groups that a batch (a training step) wants; 0: no batches, one stream")

@@ -210,7 +210,7 @@ def _cpu_s(process: psutil.Process | None) -> float | None:
         return None
 
 
-async def _all_there(client: RolloutClient, process: Process) -> RunStatus:
+async def all_there(client: RolloutClient, process: Process) -> RunStatus:
     """When every worker and LLM server of the plan is: a point measures so many nodes and no fewer. RunError names what is
     missing when run.start_timeout_s is over."""
     planned = make_plan(process.config).processes
@@ -243,7 +243,7 @@ async def load(process: Process) -> None:
     if await unless_stopped(process.wait_for("coordinator", process.config.run.start_timeout_s), stop) is None:
         return
     async with RolloutClient.for_run(process) as client:
-        if await unless_stopped(_all_there(client, process), stop) is None:
+        if await unless_stopped(all_there(client, process), stop) is None:
             return
         favour_the_loop()
         record = await unless_stopped(Load(process, client, order, rows).run(), stop)

@@ -71,7 +71,7 @@ class LatencyFit:
     def text(self) -> str:
         """For people."""
         lines = [
-            f"latency model of {self.source}, from {self.requests} requests:",
+            f"Latency model of {self.source}, from {self.requests} requests:",
             f"  {latency_words(script_settings({k: v for k, v in self.settings.items() if k != 'fitted'}))}",
             f"  {self.held_out} requests that were held out: half of them are predicted within {self.median_error:.1%}, "
             f"nine of ten within {self.p90_error:.1%}; their seconds in all are off by {self.throughput_error:+.1%}",

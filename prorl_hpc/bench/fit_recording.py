@@ -13,7 +13,7 @@ import asyncio
 import random
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -24,18 +24,22 @@ from prorl_hpc.bench.parts import Say
 from prorl_hpc.config.schema import EngineConfig
 from prorl_hpc.inference.client import LLMClient
 from prorl_hpc.messages.control import ServerRef
+from prorl_hpc.messages.errors import ProrlError
 from prorl_hpc.messages.rollout import SamplingParams
 
 CONTEXT = 2048
 _VOCABULARY = 10_000
 """Ids below it are words in every model that is prepared."""
 _WARM_UP_S = 5.0
+_LEAST_AT_EACH = 40
+"""Requests at each concurrency, however long a slow machine takes."""
 
 
 def record(
     model: Path, engine: EngineConfig, seconds: float, most: int, say: Say, extra: Path | None = None
 ) -> LatencyFit:
-    """At 1, 2, 4, … ``most`` conversations at once, ``seconds`` in all. ``extra``: where the records are copied to."""
+    """At 1, 2, 4, … ``most`` conversations at once, ``seconds`` in all or longer. ``extra``: where the records are copied
+    to."""
     engine = replace(engine, record_requests=True)
     with InferenceBed.open(model, engine, CONTEXT, say) as bed:
         asyncio.run(_play(bed, seconds, most, say))
@@ -49,14 +53,27 @@ def record(
 async def _play(bed: InferenceBed, seconds: float, most: int, say: Say) -> None:
     server = bed.servers[0]
     async with bed.client() as client:
-        await asyncio.gather(*(_converse(client, server, i, time.monotonic() + _WARM_UP_S) for i in range(2)))
+        warm = _Until(time.monotonic() + _WARM_UP_S, 2)
+        await asyncio.gather(*(_converse(client, server, i, warm) for i in range(2)))
         for path in bed.run.requests.glob("*.jsonl"):  # the first requests of an engine pay for its warming up
             _keep_head(path)
         levels = [2**i for i in range(most.bit_length()) if 2**i <= most]
         for level in levels:
             say(f"{level} conversations at once")
-            until = time.monotonic() + seconds / len(levels)
+            until = _Until(time.monotonic() + seconds / len(levels), _LEAST_AT_EACH)
             await asyncio.gather(*(_converse(client, server, 100 * level + i, until) for i in range(level)))
+
+
+@dataclass
+class _Until:
+    """A time, or later if fewer than ``requests`` have ended then."""
+
+    time: float
+    requests: int
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.time and self.requests <= 0
 
 
 def _keep_head(path: Path) -> None:
@@ -66,11 +83,11 @@ def _keep_head(path: Path) -> None:
         file.truncate()
 
 
-async def _converse(client: LLMClient, server: ServerRef, number: int, until: float) -> None:
+async def _converse(client: LLMClient, server: ServerRef, number: int, until: _Until) -> None:
     """One conversation after the other: a prompt, some turns, what tools say between, pauses as tools make them."""
     source = random.Random(number)
     made = 0
-    while time.monotonic() < until:
+    while not until.over:
         made += 1
         llm = client.for_rollout(server, f"{number}-{made}")
         tokens = _words(source, int(source.lognormvariate(5.5, 0.8)))
@@ -78,9 +95,10 @@ async def _converse(client: LLMClient, server: ServerRef, number: int, until: fl
             sampling = SamplingParams(
                 max_tokens=max(2, int(source.lognormvariate(3.6, 0.8))), seed=source.randrange(2**31)
             )
-            if len(tokens) + sampling.max_tokens >= CONTEXT or time.monotonic() >= until:
+            if len(tokens) + sampling.max_tokens >= CONTEXT or until.over:
                 break
             answer = await llm.generate(tokens, sampling)
+            until.requests -= 1
             tokens = [*tokens, *answer.token_ids, *_words(source, int(source.lognormvariate(4.0, 1.0)))]
             await asyncio.sleep(source.expovariate(4.0))
 
@@ -96,7 +114,11 @@ def main(argv: list[str]) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    found = record(small_model(model), engine, float(seconds), int(most), say, Path(file).with_suffix(".requests"))
+    try:
+        found = record(small_model(model), engine, float(seconds), int(most), say, Path(file).with_suffix(".requests"))
+    except ProrlError as error:
+        print(error, file=sys.stderr)
+        return 1
     write_fit(found, Path(file))
     print(found.text())
     return 0

@@ -19,7 +19,7 @@ from rich.text import Text
 from prorl_hpc.bench.everything import Everything, run_all, summary
 from prorl_hpc.bench.everything_page import check_page, copy_pictures, write_page
 from prorl_hpc.bench.everything_plan import benches
-from prorl_hpc.bench.quoted_figures import refresh
+from prorl_hpc.bench.quoted_figures import quotes, refresh
 
 
 def main(argv: list[str]) -> int:
@@ -27,6 +27,7 @@ def main(argv: list[str]) -> int:
     plan = benches()
     if args.write:
         check_page(args.write, [bench.name for bench in plan])
+        list(quotes(args.write))  # marks that are damaged are told before anything is measured
     folder = args.out or Path(time.strftime("bench-all-%Y%m%d-%H%M%S"))
     began = time.monotonic()
 
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
         for picture in copy_pictures(folder, args.write):
             say(f"{picture} is written")
         for quote in refresh(args.write):
-            say(f"{quote.page}: {quote.figure}: {quote.says} is now {quote.should}")
+            say(str(quote))
     if args.json:
         print(msgspec.json.encode(found).decode())
     else:

@@ -98,7 +98,8 @@ def test_batches_and_recorded_requests_have_figures_of_their_own(tmp_path: Path)
     noted = record({"load-1": 9.0})
     noted.batches, noted.trained_s = [BatchNote(12.0, 4, 2, 7, BEGAN + 12)], 6.0
     figures = measure(run, noted, SPEC)
-    assert (figures.batch_s, figures.trainer_busy) == ([12.0], pytest.approx(0.2))
+    assert figures.batch_s == [12.0]
+    assert figures.trainer_busy == pytest.approx(0.2)
     assert figures.prefix_hit_rate == pytest.approx(0.75)
 
 

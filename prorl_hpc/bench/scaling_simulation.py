@@ -1,14 +1,15 @@
 """Continues a measured series by simulation: fitted from the points' recorded stage times, held against each of them.
 
-The simulator runs the service's own scheduler. What it draws is the stage times of finished rollouts, three of one
-rollout at a time. A measured point is foretold from the rollouts of the *other* points, so that nothing of it is in what
-foretells it; the continuation draws from all.
+The simulator runs the service's own scheduler. What it is given is the order of the dataset rows and, for each rollout,
+the three stage times that one of the same row took. A measured point is foretold from the rollouts of the *other* points,
+so that none of its times is in what foretells it; the continuation uses all.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
+import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +21,26 @@ from prorl_hpc.bench.scaling_records import RECORD_FILE, LoadRecord, PointResult
 from prorl_hpc.bench.scaling_simulated import ALLOWED_ERROR, Check, Coordinator, SimulatedPoint, SimulatedSeries
 from prorl_hpc.bench.simulation import SimulationResult, simulate
 from prorl_hpc.bench.simulation_config import SimulationConfig
-from prorl_hpc.bench.simulation_draws import recorded_times
 from prorl_hpc.bench.simulation_times import Floats
+from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.messages.rollout import Stage, Status
+from prorl_hpc.observe.rollout_store import read_rollouts
 
-_ROLLOUTS_FOR_A_MEAN = 1000
-"""A small point is simulated with several seeds, until the chance of the draws is some 1 %."""
-_MOST_SEEDS = 20
 _SATURATED = 0.9
+_FEW_WAVES = 8
+"""Rollouts a RUN slot, below which the middle 80 % still has much of filling up and running dry in it."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A measured point with what the simulator needs of its run: ``times`` as in Draws, ``rate`` rollouts/s."""
+    """A measured point with what the simulator needs of its run. ``rate``: rollouts/s; ``rows``: the dataset rows in the
+    order of the load; ``times``: seconds of INIT, RUN and EVAL of each, shape (rollouts, 3)."""
 
     result: PointResult
     rate: float
+    rows: list[str]
     times: Floats
     config: SimulationConfig
 
@@ -62,12 +66,12 @@ def simulate_series(
     for point in points:
         say(f"simulating {node_words(point.nodes)}, to compare with what was measured")
         checks.append(_check(point, [other for other in points if other is not point], message_s))
-    everything = np.concatenate([point.times for point in points])
-    base_rate = _rate(points[0].config, everything, message_s)
+    base_rate = _rate(points[0].config, _times(points[0].rows, points), message_s)
+    grown = _times(points[-1].rows, points)
     found = []
     for count in sorted(set(nodes)):
         say(f"simulating {count:,} nodes")
-        found.append(_continued(points[-1], count, everything, message_s, base_rate / points[0].nodes, coordinator))
+        found.append(_continued(points[-1], count, grown, message_s, base_rate / points[0].nodes, coordinator))
     why = _why_not(points, checks)
     return SimulatedSeries(
         fitted_from=[point.result.spec.name for point in points],
@@ -77,7 +81,7 @@ def simulate_series(
         points=found,
         valid=not why,
         why=why,
-        conclusion=_conclusion(found, coordinator, base_rate / points[0].nodes),
+        conclusion=_conclusion(found, coordinator, base_rate / points[0].nodes, points[-1].config),
     )
 
 
@@ -109,7 +113,34 @@ def _recorded(result: PointResult, rate: float) -> Recorded:
             f"--simulate: the run of point {result.spec.name}, {result.run_dir}, has no {RECORD_FILE} that tells its pools: the simulator is "
             "fitted from the runs of a series, so keep their directories, or measure the series anew into another out="
         )
-    return Recorded(result, rate, recorded_times(result.run_dir), _config(result, record))
+    rows, times = _read(RunDirectory(result.run_dir), result.spec.name)
+    return Recorded(result, rate, rows, times, _config(result, record))
+
+
+def _read(run: RunDirectory, name: str) -> tuple[list[str], Floats]:
+    """Rows and stage times of the rollouts that are done, in the order of the load: by the numbers in their ids."""
+    table = read_rollouts(run, columns=["rollout_id", "row_id", "status", "timings"]).to_pylist()
+    done = [row for row in table if row["status"] == Status.DONE]
+    if not done:
+        raise ConfigError(
+            f"--simulate: there is no rollout of point {name} in {run.rollouts} any more: measure it anew"
+        )
+    done.sort(key=lambda row: [int(number) for number in re.findall(r"\d+", row["rollout_id"])])
+    spent = [{timing["stage"]: timing["busy_s"] for timing in row["timings"]} for row in done]
+    return [row["row_id"] for row in done], np.array([[busy_s[stage] for stage in Stage] for busy_s in spent])
+
+
+def _times(rows: Sequence[str], points: Sequence[Recorded]) -> Floats:
+    """For each of ``rows`` in turn the next rollout of the same row among ``points``, or of any row where they have
+    none of it; again from the first when all are used up."""
+    known: dict[str, list[Floats]] = {}
+    for point in points:
+        for row, times in zip(point.rows, point.times, strict=True):
+            known.setdefault(row, []).append(times)
+    every = [times for point in points for times in point.times]
+    cycles = {row: itertools.cycle(found) for row, found in known.items()}
+    others = itertools.cycle(every)
+    return np.array([next(cycles.get(row, others)) for row in rows])
 
 
 def _config(result: PointResult, record: LoadRecord) -> SimulationConfig:
@@ -142,20 +173,12 @@ def _config(result: PointResult, record: LoadRecord) -> SimulationConfig:
 
 def _check(point: Recorded, others: Sequence[Recorded], coordinator_s: float) -> Check:
     replayed = _rate(point.config, point.times, coordinator_s)
-    foretold = replayed
-    if others:
-        foretold = _rate(point.config, np.concatenate([other.times for other in others]), coordinator_s)
+    foretold = _rate(point.config, _times(point.rows, others), coordinator_s) if others else replayed
     return Check(point.result.spec.name, point.nodes, point.rate, foretold, replayed)
 
 
 def _rate(config: SimulationConfig, times: Floats, coordinator_s: float) -> float:
-    """Mean steady rate over some seeds."""
-    seeds = min(_MOST_SEEDS, max(1, _ROLLOUTS_FOR_A_MEAN // config.rollouts))
-    rates = [
-        simulate(dataclasses.replace(config, seed=seed, coordinator_s=coordinator_s), times=times).steady_per_s
-        for seed in range(seeds)
-    ]
-    return statistics.fmean(rates)
+    return simulate(dataclasses.replace(config, coordinator_s=coordinator_s), times=times).steady_per_s
 
 
 def _continued(
@@ -219,7 +242,9 @@ def _why_not(points: Sequence[Recorded], checks: Sequence[Check]) -> str:
     )
 
 
-def _conclusion(points: Sequence[SimulatedPoint], coordinator: Coordinator, per_node: float) -> str:
+def _conclusion(
+    points: Sequence[SimulatedPoint], coordinator: Coordinator, per_node: float, config: SimulationConfig
+) -> str:
     """What the largest size comes to, and what saturates at which size."""
     if not points:
         return "no further size was asked for."
@@ -237,7 +262,10 @@ def _conclusion(points: Sequence[SimulatedPoint], coordinator: Coordinator, per_
     if low.coordinator_busy >= _SATURATED:
         return f"{text}: the coordinator saturates. At {low.nodes:,} nodes efficiency is {low.efficiency:.3f}; {limit}."
     fullest = max(low.utilisation, key=lambda name: low.utilisation[name])
+    waves = config.rollouts / (config.nodes * config.slots)
+    few = f" With {waves:.1f} rollouts a RUN slot the ends weigh much: order more." if waves < _FEW_WAVES else ""
     return (
-        f"{text}: below {EFFICIENCY_GOAL:g} from {low.nodes:,} nodes on, where the {fullest} pool is fullest "
-        f"({100 * low.utilisation[fullest]:.0f} % in use) and the coordinator takes {100 * low.coordinator_busy:.0f} % of a CPU."
+        f"{text}: below {EFFICIENCY_GOAL:g} from {low.nodes:,} nodes on, where {fullest} is fullest "
+        f"({100 * low.utilisation[fullest]:.0f} % in use) and the coordinator takes {100 * low.coordinator_busy:.0f} % of a "
+        f"CPU.{few}"
     )

@@ -80,7 +80,7 @@ def simulate(
     config: SimulationConfig, look: Callable[[int, float], None] | None = None, times: Floats | None = None
 ) -> SimulationResult:
     """Run one simulation. ``look(rollouts ended, virtual now)`` is called now and then, for a display. ``times`` as in
-    ``Draws``: stage times that were recorded elsewhere.
+    ``Draws``: stage times to replay.
 
     Raises ConfigError for settings out of range and for a recorded run without finished rollouts; RunError if the
     simulation comes to a halt.

@@ -30,14 +30,16 @@ Fate = tuple[float, float, float, int, float]
 
 
 class Draws:
-    """Random numbers of one simulation. ``times``: seconds of INIT, RUN and EVAL to draw from, shape (rollouts, 3), in
-    place of those that ``config`` names. Reads the recorded run, if there is one; raises ConfigError."""
+    """Random numbers of one simulation. Reads the recorded run, if there is one; raises ConfigError. ``times``: nothing is
+    drawn, the rollouts take these seconds of INIT, RUN and EVAL, shape (rollouts, 3), one after the other, and from the
+    start again when all are used up."""
 
     def __init__(self, config: SimulationConfig, times: Floats | None = None) -> None:
         self._config = config
         self._seed = config.seed
         self._faults = (config.init_failures, config.run_failures, config.eval_failures)
-        self._recorded = recorded_times(config.recorded) if config.recorded and times is None else times
+        self._recorded = recorded_times(config.recorded) if config.recorded else None
+        self._replayed = times
         kinds = list(config.workloads.values())
         weights = np.array([kind.weight for kind in kinds] or [1.0])
         self._shares = np.cumsum(weights / weights.sum())[:-1]
@@ -51,7 +53,7 @@ class Draws:
         """The rollouts of a stream, one after the other, without end."""
         for block in itertools.count():
             rng = np.random.default_rng((self._seed, 0, stream, block))
-            init, run, evaluation = self._stage_times(rng)
+            init, run, evaluation = self._stage_times(rng, stream, block)
             if self._config.straggler_share:
                 slow = rng.random(_BLOCK) < self._config.straggler_share
                 run = np.where(slow, run * self._config.straggler_factor, run)
@@ -93,7 +95,11 @@ class Draws:
                 return stage, rng.random()
         return NO_FAULT
 
-    def _stage_times(self, rng: np.random.Generator) -> list[Floats]:
+    def _stage_times(self, rng: np.random.Generator, stream: int, block: int) -> list[Floats]:
+        if self._replayed is not None:
+            first = stream * self._config.groups_per_batch * self._config.group_size + block * _BLOCK
+            rows = self._replayed[(first + np.arange(_BLOCK)) % len(self._replayed)]
+            return [rows[:, 0], rows[:, 1], rows[:, 2]]
         if self._recorded is not None:
             rows = self._recorded[rng.integers(len(self._recorded), size=_BLOCK)]
             return [rows[:, 0], rows[:, 1], rows[:, 2]]

@@ -15,6 +15,7 @@ from prorl_hpc.bench.scaling_records import RECORD_FILE, LoadRecord, PointResult
 from prorl_hpc.bench.scaling_simulation import fit_coordinator, simulate_series
 from prorl_hpc.bench.simulation import simulate
 from prorl_hpc.bench.simulation_config import SimulationConfig
+from prorl_hpc.bench.simulation_draws import Draws
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.observe.rollout_store import SCHEMA
 
@@ -24,23 +25,30 @@ PER_NODE = SLOTS / RUN_S
 
 def recorded(tmp_path: Path, nodes: int, slower: float = 1.0, shape: Shape | None = None) -> PointResult:
     """A point whose rate is the closed form of full RUN slots, and its run with stage times that give this rate."""
+    run_s = slower * np.random.default_rng(nodes).uniform(0.8 * RUN_S, 1.2 * RUN_S, 60 * nodes)
+    return point_with(tmp_path, nodes, [(f"row{n % 60}", float(seconds)) for n, seconds in enumerate(run_s)], shape)
+
+
+def point_with(
+    tmp_path: Path, nodes: int, rollouts: list[tuple[str, float]], shape: Shape | None = None
+) -> PointResult:
+    """A point whose rollouts took these rows and seconds of RUN, in this order; on disk they lie in another."""
     run_dir = tmp_path / f"run-{nodes}"
     (run_dir / "rollouts").mkdir(parents=True)
-    run_s = slower * np.random.default_rng(nodes).uniform(0.8 * RUN_S, 1.2 * RUN_S, 60 * nodes)
     empty = {name: [] for name in SCHEMA.names if pa.types.is_list(SCHEMA.field(name).type)}
     rows = [
-        {**empty, "rollout_id": f"r{n}", "metrics": [], "status": "done",
+        {**empty, "rollout_id": f"load-{n}", "row_id": row, "metrics": [], "status": "done",
          "timings": [{"stage": stage, "queued_s": 0.0, "busy_s": busy_s}
-                     for stage, busy_s in (("init", 1.0), ("run", float(seconds)), ("eval", 2.0))]}
-        for n, seconds in enumerate(run_s)
+                     for stage, busy_s in (("init", 1.0), ("run", seconds), ("eval", 2.0))]}
+        for n, (row, seconds) in enumerate(rollouts)
     ]  # fmt: skip
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), run_dir / "rollouts" / "single-0.parquet")
+    pq.write_table(pa.Table.from_pylist(rows[::-1], schema=SCHEMA), run_dir / "rollouts" / "single-0.parquet")
     sizes = {"init": nodes, "ready": 2 * nodes, "run": SLOTS * nodes, "eval": nodes}
     record = LoadRecord(0.0, 1.0, {}, [], 0.0, [], sizes)
     (run_dir / RECORD_FILE).write_bytes(msgspec.json.encode(record))
     shape = shape or Shape()
     shape.per_node, shape.run_dir = PER_NODE, str(run_dir)
-    return done(spec(nodes, rollouts=30), shape)
+    return done(spec(nodes, rollouts=len(rollouts) // nodes), shape)
 
 
 def test_measured_points_are_foretold_and_the_continuation_holds(tmp_path: Path) -> None:
@@ -50,7 +58,7 @@ def test_measured_points_are_foretold_and_the_continuation_holds(tmp_path: Path)
     assert all(abs(check.error) < 0.1 for check in found.checks)
     assert found.points[0].efficiency == pytest.approx(1.0, abs=0.05)
     assert found.points[0].per_s == pytest.approx(64 * PER_NODE, rel=0.1)
-    assert found.points[0].rollouts == 64 * 30
+    assert found.points[0].rollouts == 64 * 60
     assert "the first part to saturate would be the coordinator" in found.conclusion
 
 
@@ -113,3 +121,19 @@ def test_no_ready_buffer() -> None:
     with_it = simulate(SimulationConfig(rollouts=400, nodes=2, slots=4, plot="", init="5", run="5", init_slots=4))
     assert without.statuses["done"] == 400
     assert without.steady_per_s < with_it.steady_per_s
+
+
+def test_times_are_replayed_in_their_order_and_from_the_start_again() -> None:
+    times = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
+    fates = Draws(SimulationConfig(), times).fates(0)
+    assert [next(fates)[:3] for _ in range(4)] == [(1, 2, 3), (4, 5, 6), (7, 8, 9), (1, 2, 3)]
+
+
+def test_a_row_is_foretold_by_what_it_took_elsewhere(tmp_path: Path) -> None:
+    """Rows differ by a factor of ten, and are ordered otherwise in the two points: only the row tells the time."""
+    quick, slow = 1.0, 10.0
+    points = []
+    for nodes, rows in ((1, ["q", "s"] * 20), (2, ["q"] * 40 + ["s"] * 40)):
+        points.append(point_with(tmp_path, nodes, [(row, quick if row == "q" else slow) for row in rows]))
+    found = simulate_series(points, [])
+    assert [check.foretold_per_s for check in found.checks] == [check.replayed_per_s for check in found.checks]

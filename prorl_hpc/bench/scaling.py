@@ -6,6 +6,7 @@ More nodes get more rollouts in proportion (weak scaling), so that every point h
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,7 +22,10 @@ from prorl_hpc.messages.errors import ConfigError
 
 PER_SLOT = 12
 """Rollouts for each RUN slot: those that run when the orders are used up are then fewer than the tenth that does not count."""
-ONE_MACHINE = ("rollout.init_slots=1", "rollout.ready_slots=2", "rollout.run_slots=2", "rollout.eval_slots=4")
+ONE_MACHINE = (
+    *("rollout.init_slots=1", "rollout.ready_slots=2", "rollout.run_slots=2", "rollout.eval_slots=8"),
+    "task.train.size=32",
+)
 """Slots of a node where all nodes share one machine: more would measure its cores."""
 MOST_NODES = 4096
 _NODES = (1, 2, 4, 8)
@@ -93,7 +97,7 @@ def _node_points(asked: Asked, base: list[str], place: str) -> list[PointSpec]:
     if asked.recorded:
         words.append(f"task.options.recorded={asked.recorded}")
     (composed,) = compose_all(last_of_each([*WORDS, *words]))
-    per_node = asked.rollouts or PER_SLOT * _run_slots(composed.config)
+    per_node = asked.rollouts or rollouts_per_node(composed.config)
     words = last_of_each([f"task.train.size={per_node}", *words])  # N nodes get the very work of one node N times
     return [
         PointSpec(f"nodes-{n}", n, words, LoadOrder(rollouts=per_node * n), time_minutes=asked.minutes)
@@ -101,8 +105,11 @@ def _node_points(asked: Asked, base: list[str], place: str) -> list[PointSpec]:
     ]
 
 
-def _run_slots(config: ProrlConfig) -> int:
-    return config.rollout.run_slots * config.rollout.workers_per_node
+def rollouts_per_node(config: ProrlConfig) -> int:
+    """PER_SLOT or more for each RUN slot, and all rows equally often: then every point has the same work per node."""
+    rows = config.task.train.size
+    wanted = PER_SLOT * config.rollout.run_slots * config.rollout.workers_per_node
+    return math.ceil(wanted / rows) * rows
 
 
 def whole_numbers(name: str, value: str) -> list[int]:

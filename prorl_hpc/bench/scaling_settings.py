@@ -7,7 +7,7 @@ SETTINGS = {
     "workload": "mixed: what is rolled out, a choice of the group bench",
     "recorded": "a run directory whose stage times workload=recorded replays",
     "ablate": "all, or some of the ablations, side by side; without nodes= they alone are measured",
-    "rollouts": "rollouts per node; else 12 for each of a node's RUN slots",
+    "rollouts": "rollouts per node; else at least 12 for each of a node's RUN slots, all rows equally often",
     "minutes": "30: the time limit of each point",
     "at_once": "1: points under way at the same time; on a cluster all of them may be, on one machine they disturb each other",
     "out": "the folder of the series; with the folder of one that was interrupted, that one goes on",

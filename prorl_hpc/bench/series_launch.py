@@ -24,8 +24,12 @@ from prorl_hpc.messages.errors import ConfigError, RunError
 from prorl_hpc.slurm.plan import NodePlan, Plan, ProcessPlan
 
 LOAD_PROCESS = "load-0"
-WORDS = ("trainer.enabled=false", "run.drain_s=0", "run.stop_timeout_s=10", "cluster.signal_lead_s=20")
-"""There is nothing to save at a time limit."""
+WORDS = (
+    "trainer.enabled=false",
+    *("run.drain_s=0", "run.stop_timeout_s=10", "cluster.signal_lead_s=20"),  # there is nothing to save at a time limit
+    *("rollout.init_s=600", "rollout.run_s=3600", "rollout.eval_s=600", "rollout.total_s=5000", "rollout.wall_s=86400"),
+)
+"""The workload says how long rollouts take: no clock of ours cuts them short, nor those that wait from the start."""
 PRIVATE_WORDS = ("cluster=slurm", "cluster.rollout.partition=cpu", "cluster.inference.partition=cpu")
 """What a cluster of this machine's own is asked for: without GPUs a node is as good as any other."""
 

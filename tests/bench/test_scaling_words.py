@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prorl_hpc.__main__ import main
-from prorl_hpc.bench.scaling import PER_SLOT, points_of, read_words
+from prorl_hpc.bench.scaling import points_of, read_words
 from prorl_hpc.bench.scaling_records import SERIES_FILE, LoadOrder, PointSpec, Series
 from prorl_hpc.bench.series_launch import LOAD_PROCESS, compose_points, last, last_of_each, point_words, with_load
 from prorl_hpc.bench.series_private import nodes_needed
@@ -20,8 +20,8 @@ from prorl_hpc.slurm.plan import make_plan
 def test_more_nodes_get_more_rollouts_in_proportion() -> None:
     points = points_of(read_words(["nodes=4,1", "workload=math-like", "rollout.run_slots=3", "minutes=7"]), "slurm")
     assert [(point.name, point.nodes, point.load.rollouts) for point in points] == [
-        ("nodes-1", 1, 3 * PER_SLOT),
-        ("nodes-4", 4, 12 * PER_SLOT),
+        ("nodes-1", 1, 64),  # at least 12 for each slot, and all 64 rows of the workload equally often
+        ("nodes-4", 4, 256),
     ]
     assert {last(points[0].overrides, name) for name in ("bench", "engine", "rollout.run_slots")} == {
         "math-like",

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_intermixed_args(argv)
     simulate = simulated_nodes(args.simulate)
     series, folder, at_once = _series(args, argv)
-    say = _sayer()
+    say = sayer()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -106,7 +106,7 @@ def simulated_nodes(words: str) -> list[int]:
     return whole_numbers("--simulate nodes", value)
 
 
-def _sayer() -> Say:
+def sayer() -> Say:
     began = time.monotonic()
 
     def say(words: str) -> None:

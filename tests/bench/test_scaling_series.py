@@ -32,6 +32,7 @@ from prorl_hpc.slurm.failure import RunFailure, record_failure
 from prorl_hpc.slurm.job import Job
 from prorl_hpc.slurm.private.base import PrivateSlurm
 
+SBATCH = Path(__file__).resolve().parents[2] / "sbatch" / "scaling.sbatch"
 QUICK = ["workload=math-like", "rollouts=4", "minutes=5", "sandbox=local"]
 
 
@@ -131,7 +132,11 @@ def test_points_are_jobs_of_the_cluster_and_too_many_nodes_are_refused(
     refused = slurm_mini.run(bench("nodes=16", *parts))
     assert "cluster.rollout.nodes=16: partition cpu gives at most 4 nodes" in refused.stderr
 
-    measured = slurm_mini.run(bench("nodes=1,2", "at_once=2", *parts), timeout_s=200)
+    # through a small job, as on a site that ends long-lived processes of its login nodes
+    submit = ["sbatch", "--wait", "--output=job.out", str(SBATCH), "nodes=1,2", "at_once=2", *parts]
+    slurm_mini.run(["env", "-C", str(tmp_path), f"PRORL_PYTHON={sys.executable}", *submit], timeout_s=240)
+    said = (tmp_path / "job.out").read_text()
     _, results = read_series(folder)
-    assert [result.state for result in results] == [PointState.DONE] * 2, measured.stderr
+    assert [result.state for result in results] == [PointState.DONE] * 2, said
     assert {row["nodes"] for row in pq.read_table(folder / RESULTS_FILE).to_pylist()} == {1, 2}
+    assert f"report: {folder / 'report.md'}" in said

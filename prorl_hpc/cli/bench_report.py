@@ -1,0 +1,41 @@
+"""``prorl-hpc bench report A B …``: series or runs side by side; of one series alone, its report once more.
+
+Exit codes: 0 it was written or shown, 1 a figure of the one series does not hold, 2 a folder holds no series.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from prorl_hpc.bench.scaling_records import SERIES_FILE
+from prorl_hpc.messages.errors import ConfigError
+
+
+def main(argv: list[str]) -> int:
+    args = _parser().parse_args(argv)
+    folders = [path.expanduser() for path in args.folders]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not there: name folders of `bench scaling`, or run directories")
+    if len(folders) == 1 and (folders[0] / SERIES_FILE).exists():
+        from prorl_hpc.cli.bench_scaling import report, sayer, simulated_nodes
+
+        return report(folders[0].absolute(), simulated_nodes(args.simulate), args.json, sayer())
+    if args.simulate:
+        raise ConfigError("--simulate goes on with one series: name its folder alone")
+    from prorl_hpc.bench.series_compare import compare
+
+    print(compare(folders, as_json=args.json))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="prorl-hpc bench report",
+        description="series or runs side by side; of one series alone, its report and plots are written once more",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="of `bench scaling`, or a run directory")
+    parser.add_argument("--simulate", default="", metavar="nodes=16,64,…", help="go on with the plot by simulation")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
+    return parser

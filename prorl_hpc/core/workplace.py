@@ -61,6 +61,7 @@ class Workplace:
     @pools.setter
     def pools(self, pools: Pools) -> None:
         self._pools = pools
+        self._buffer = pools.ready or pools.run
         self.sandbox_limit = pools.run if pools.coupled else pools.ready + 2 * pools.run + pools.eval
         """Sandboxes at once. When EVAL is slow, finished RUNs may pile up to about one more RUN pool, no further."""
 
@@ -86,13 +87,9 @@ class Workplace:
 
     @property
     def _buffered(self) -> int:
-        """What an INIT has to find room beside. Without a buffer that is all that a RUN slot is taken or meant for."""
+        """What an INIT has to find room beside: without a buffer all that a RUN slot is taken by or meant for."""
         used = self._used
         return used[_INIT] + used[_READY] + (0 if self._pools.ready else used[_RUN])
-
-    @property
-    def _buffer(self) -> int:
-        return self._pools.ready or self._pools.run
 
     def put(self, attempt_id: str, slot: Slot, rank: Rank | None = None) -> None:
         """Add an attempt or move it; with ``rank`` it waits there for the next stage."""

@@ -464,7 +464,7 @@ def _settings(examples: int) -> settings:
 
 
 SchedulerMachine.TestCase.settings = _settings(300)
-WithoutCleanUpOrBuffer.TestCase.settings = WithAServerForEachRequest.TestCase.settings = _settings(100)
+WithoutCleanUpOrBuffer.TestCase.settings = WithAServerForEachRequest.TestCase.settings = _settings(60)
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestWithoutCleanUpOrBuffer = WithoutCleanUpOrBuffer.TestCase
 TestWithAServerForEachRequest = WithAServerForEachRequest.TestCase

@@ -35,12 +35,13 @@ _MIXED = (
 """``mixed`` at a third of its times."""
 _STRAGGLING = (
     *_MIXED,
-    "task.options.kinds.swe.eval_s=lognormal:2:0.6",
-    "task.options.kinds.swe.tool_s=lognormal:0.3:0.6",
-    "task.options.kinds.swe.spread=0.6",
-    "task.options.kinds.math.tool_s=lognormal:0.3:0.6",
-    "task.options.kinds.math.spread=0.6",
+    "task.options.kinds.swe.init_s=lognormal:0.5:0.5",
+    "task.options.kinds.swe.tool_s=lognormal:0.2:0.6",
+    "task.options.kinds.swe.eval_s=lognormal:1:0.6",
+    "task.options.kinds.swe.spread=0.7",
+    "task.options.kinds.math.tool_s=lognormal:0.2:0.6",
     "task.options.kinds.math.uniform_share=0.5",
+    "task.options.kinds.math.spread=0.7",
 )
 """``mixed`` with quick evaluations, and samples of a group that differ."""
 
@@ -90,9 +91,9 @@ BATCH = Ablation(
     question="How soon is a batch of informative groups there?",
     overrides=(
         *_STRAGGLING,
-        *_slots(12, 8, 24, 24),
+        *_slots(18, 8, 36, 36),
     ),
-    load=LoadOrder(batches=5, groups=4, group_size=4, max_parallel_groups=8, when_full=WhenFull.CARRY, train_s=0.5),
+    load=LoadOrder(batches=3, groups=6, group_size=4, max_parallel_groups=12, when_full=WhenFull.CARRY, train_s=0.5),
     quick_load=LoadOrder(
         batches=3, groups=4, group_size=4, max_parallel_groups=8, when_full=WhenFull.CARRY, train_s=0.5
     ),
@@ -121,7 +122,7 @@ BATCH = Ablation(
             absent=_NO_BATCH,
         ),
     ),
-    set_up="mixed with samples that differ and half of the groups uniform; batches of 4 informative groups of 4, 24 RUN slots",
+    set_up="mixed with samples that differ and half of the groups uniform; batches of 6 informative groups of 4, 36 RUN slots",
     differs="the paper's step is 32 groups of 8 on 32 GPUs, training included; here it is the wait for the batch alone",
 )
 
@@ -129,12 +130,20 @@ CLEANUP = Ablation(
     name="cleanup",
     question="What is lost where work that nobody waits for any more goes on?",
     overrides=(
-        *_STRAGGLING,
-        *_slots(12, 4, 12, 24),
+        "bench=swe-like",
+        *_ENGINE,
+        *_slots(8, 4, 16, 16),
+        "task.options.kinds.swe.init_s=constant:0.1",
+        "task.options.kinds.swe.turns=uniform:4:8",
+        "task.options.kinds.swe.turn_tokens=constant:60",
+        "task.options.kinds.swe.tool_s=lognormal:0.3:0.6",
+        "task.options.kinds.swe.eval_s=constant:0.2",
+        "task.options.kinds.swe.uniform_share=0.2",
+        "task.options.kinds.swe.spread=1.2",
         "rollout.heartbeat_s=0.1",
     ),
-    load=LoadOrder(batches=6, groups=4, group_size=4, max_parallel_groups=8, train_s=2.0),
-    quick_load=LoadOrder(batches=3, groups=4, group_size=4, max_parallel_groups=8, train_s=2.0),
+    load=LoadOrder(batches=8, groups=4, group_size=2, max_parallel_groups=12, train_s=1.5),
+    quick_load=LoadOrder(batches=4, groups=4, group_size=2, max_parallel_groups=12, train_s=1.5),
     variants=(
         Variant("on", "cancelled work is stopped at once"),
         Variant("off", "cancelled work runs to its end", ("rollout.abort_cancelled=false",)),
@@ -161,7 +170,8 @@ CLEANUP = Ablation(
             absent="no break between two batches was sampled",
         ),
     ),
-    set_up="mixed with samples that differ; batches of 4 groups of 4 with 4 spare groups, cancelled when full, 12 RUN slots",
+    set_up="swe-like with samples that differ much; batches of 4 groups of 2, 12 groups at a time, cancelled when the batch "
+    "is full; 16 RUN slots",
     differs="14B on 8 GPUs in the paper, where each cancelled job holds a GPU's time; here slots of a scripted engine",
 )
 

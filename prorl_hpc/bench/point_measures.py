@@ -22,6 +22,7 @@ from prorl_hpc.bench.scaling_records import (
 )
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.inference.request_records import read_requests
+from prorl_hpc.messages.batch import WhenFull
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import Stage, Status
@@ -38,6 +39,9 @@ def measure(run: RunDirectory, record: LoadRecord, spec: PointSpec) -> PointFigu
     done = [row for row in rows if row["status"] == Status.DONE]
     if not done:
         raise RunError(_nothing_done(run, rows, spec))
+    if spec.load.when_full is WhenFull.CARRY:
+        # What was carried on past the last batch ends when nobody notes it any more, before the run is taken down.
+        done = [row for row in done if row["ended_at_s"] is not None]
     if late := sum(row["ended_at_s"] is None for row in done):
         raise RunError(f"{spec.name}: {late} rollouts of {run.path} are done that bench_record.json does not know")
     ended = sorted(row["ended_at_s"] for row in done)

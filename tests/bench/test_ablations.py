@@ -181,8 +181,8 @@ def record(*samples: tuple[float, int]) -> LoadRecord:
     return LoadRecord(5.0, 22.0, {}, notes, 0.0, gauges, {})
 
 
-def test_engines_are_free_with_the_first_empty_sample() -> None:
-    found = record((9.9, 3), (10.1, 3), (10.3, 1), (10.5, 0), (11.5, 0), (20.5, 4))
+def test_engines_are_free_when_they_stay_so() -> None:
+    found = record((9.9, 3), (10.1, 0), (10.3, 1), (10.5, 0), (11.5, 0), (20.5, 4))
     assert freed_s(found, 2.0) == pytest.approx([0.5])
 
 

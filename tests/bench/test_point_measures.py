@@ -18,6 +18,7 @@ from prorl_hpc.bench.scaling_records import (
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.store import compose
 from prorl_hpc.inference.request_records import RequestRecords
+from prorl_hpc.messages.batch import WhenFull
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan
@@ -138,6 +139,12 @@ def test_a_point_without_a_rollout_that_is_done_has_no_figures(tmp_path: Path) -
         measure(a_run(tmp_path / "b", []), record({}), SPEC)
     with pytest.raises(RunError, match=r"1 rollouts of .* are done that bench_record.json does not know"):
         measure(a_run(tmp_path / "c", [rollout(1)]), record({}), SPEC)
+
+
+def test_what_was_carried_past_the_last_batch_is_left_out(tmp_path: Path) -> None:
+    carrying = PointSpec("batch-1", 1, [], LoadOrder(batches=2, when_full=WhenFull.CARRY))
+    run = a_run(tmp_path, [rollout(n) for n in range(1, 7)])
+    assert measure(run, record({f"load-{n}": float(n) for n in range(1, 6)}), carrying).done == 5
 
 
 def test_the_table_has_a_row_of_every_rollout_of_every_point(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import psutil
 
 from prorl_hpc.cli.preflight_data import data_problems, data_warnings
 from prorl_hpc.cli.preflight_model import model_problems
+from prorl_hpc.cli.preflight_shell import shell_problems
 from prorl_hpc.cli.preflight_slurm import slurm_problems, slurm_warnings
 from prorl_hpc.config.cluster_validation import wasted
 from prorl_hpc.config.policies import models_of
@@ -49,6 +50,7 @@ def preflight(config: ProrlConfig, *, starting: bool = True) -> list[str]:
         _rewards,
         _packages,
         data_problems,
+        shell_problems,
     ]
     found = [error for check in checks for error in check(config)]
     return [*found, *slurm_problems(config, starting=starting)]

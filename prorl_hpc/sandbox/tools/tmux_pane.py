@@ -10,6 +10,7 @@ import binascii
 import os
 import re
 import shutil
+import signal
 import termios
 import time
 
@@ -28,6 +29,7 @@ HISTORY_LINES = 10_000
 _READY_S = 15.0
 _CLIENT_S = 20.0
 _SOON_S = 0.02
+_STATUS_S = 1.0
 _FACTS = "#{cursor_x} #{history_size} #{pane_dead} #{pane_dead_status} #{pane_dead_signal}"
 _DEAD = re.compile(r"\n*Pane is dead[^\n]*\s*\Z")
 """tmux's own words on the screen of a shell that ended."""
@@ -40,21 +42,22 @@ _NO_CALL = Call(0, "tmux", 0.0, b"")
 class Screen:
     """What capture-pane gave: all since the last ``begin``, as far as it is kept."""
 
-    def __init__(self, text: str, facts: str, shell_ended: bool) -> None:
+    def __init__(self, text: str, facts: str) -> None:
         column, history, dead, status, number = (facts.split(" ") + [""] * 5)[:5]
         self.text = text.rstrip("\n")
-        self.full = history.isdigit() and int(history) >= HISTORY_LINES
-        self.ended = shell_ended
+        self.full = history.isdigit() and int(history) >= HISTORY_LINES * 9 // 10  # it drops a tenth at a time
+        self.ended = dead == "1"
+        self.status_known = status.isdigit() or number.isdigit()
         self.status = int(status) if status.isdigit() else 128 + int(number) if number.isdigit() else _KILLED
-        if dead == "1":
+        if self.ended:
             self.text = _DEAD.sub("", self.text)
-        if self.text and (column == "0" or dead == "1"):
+        if self.text and (column == "0" or self.ended):
             self.text += "\n"
 
     @classmethod
     def gone(cls) -> Screen:
         """Of a tmux server that is not there any more."""
-        return cls("", "", shell_ended=True)
+        return cls("", f"0 0 1 {_KILLED}")
 
 
 class TmuxPane:
@@ -119,14 +122,23 @@ class TmuxPane:
         yield from self._client("send-keys", "-R", ";", "clear-history", ";", "send-keys", "-l", line, ";", *_ENTER)
 
     def screen(self) -> Generator[float, None, Screen]:
-        ended = not start_ticks(self.pid)  # asked first: tmux knows the status once it has waited for it
+        # tmux (3.3a) sees the terminal's end before it waits for the shell, and may miss that it ended: it is told again.
+        give_up = time.monotonic() + _STATUS_S
+        while (screen := (yield from self._capture())).ended and not screen.status_known:
+            if time.monotonic() > give_up or self._server is None or self._server.code is not None:
+                break
+            os.kill(self._server.pid, signal.SIGCHLD)
+            yield time.monotonic() + _SOON_S
+        return screen
+
+    def _capture(self) -> Generator[float, None, Screen]:
         code, output = yield from self._client(
             "capture-pane", "-p", "-J", "-S", "-", ";", "display-message", "-p", _FACTS
         )
         if code != 0:
             return Screen.gone()
         text, _, facts = output.removesuffix("\n").rpartition("\n")
-        return Screen(text, facts, ended)
+        return Screen(text, facts)
 
     def interrupt(self) -> Generator[float, None, None]:
         """Ctrl-C."""

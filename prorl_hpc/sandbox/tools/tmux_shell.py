@@ -229,7 +229,7 @@ class TmuxShell:
     def _text(self, text: str, lines_lost: bool = False) -> str:
         output = BoundedOutput(self._settings.output_limit_bytes)
         output.add(text.encode())
-        note = f"[only the last {HISTORY_LINES} lines: tmux keeps no more]\n" if lines_lost else ""
+        note = f"[tmux keeps {HISTORY_LINES} lines: earlier ones may be lost]\n" if lines_lost else ""
         return note + output.text(self._settings.strip_ansi)
 
     # -- the pane

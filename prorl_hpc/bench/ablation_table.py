@@ -234,11 +234,10 @@ SHELL = Ablation(
 )
 
 
-def _balancing() -> Ablation:
-    """With vLLM where it is installed, else with the scripted engine's prefix cache; the point says which answered."""
-    real = importlib.util.find_spec("vllm") is not None
+def balancing(*, real: bool) -> Ablation:
+    """With vLLM, else with the scripted engine's prefix cache; the point says which answered."""
     engine = (
-        ("engine=vllm", "model=smollm2", "engine.threads=1", "engine.kv_cache_mib=1536")
+        ("engine=vllm", "model=smollm2", "engine.threads=1", "engine.kv_cache_mib=1024")
         if real
         else (
             "engine=scripted",
@@ -252,10 +251,10 @@ def _balancing() -> Ablation:
         question="What does it bring that a rollout stays with the least loaded LLM server?",
         overrides=(
             "bench=swe-like",
-            *_slots(4, 4, 12, 12),
+            *_slots(4, 4, 8, 8),
             "engine.servers_per_node=2",
             "engine.record_requests=true",
-            "model.max_context_tokens=2048",
+            "model.max_context_tokens=4096",
             "task.options.kinds.swe.init_s=constant:0",
             "task.options.kinds.swe.turns=uniform:4:8",
             "task.options.kinds.swe.turn_tokens=constant:16",
@@ -264,8 +263,8 @@ def _balancing() -> Ablation:
             "task.options.kinds.swe.observation_chars=uniform:200:400",
             "task.options.kinds.swe.eval_s=constant:0",
         ),
-        load=LoadOrder(rollouts=48),
-        quick_load=LoadOrder(rollouts=24),
+        load=LoadOrder(rollouts=32),
+        quick_load=LoadOrder(rollouts=16),
         variants=(
             Variant("sticky", "least in flight, sticky", (*engine, "rollout.balancing=least_in_flight")),
             Variant("per-task", "round-robin per rollout", (*engine, "rollout.balancing=round_robin")),
@@ -293,10 +292,10 @@ def _balancing() -> Ablation:
                 absent="the engine does not count them",
             ),
         ),
-        set_up=f"two LLM servers, {'vLLM with SmolLM2-135M' if real else 'scripted with a prefix cache'}, rollouts of 4 to 8 turns",
+        set_up=f"two servers, {'vLLM with SmolLM2-135M' if real else 'scripted with a prefix cache'}; rollouts of 4 to 8 turns",
         differs="14B on 8 GPUs in the paper, and what it balanced without is not told; here 135M on CPU cores",
     )
 
 
-BALANCING = _balancing()
+BALANCING = balancing(real=importlib.util.find_spec("vllm") is not None)
 ABLATIONS = {ablation.name: ablation for ablation in (BALANCING, SHELL, CLEANUP, POOLS, BATCH, READY)}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from prorl_hpc.bench.ablation_table import ABLATIONS
+from prorl_hpc.bench.ablation_table import ABLATIONS, balancing
 from prorl_hpc.bench.ablations import ablation_figures, ablation_points
 from prorl_hpc.bench.figures import Figure
 from prorl_hpc.bench.freed_engines import freed_s
@@ -54,6 +54,15 @@ def test_every_point_is_a_configuration(name: str, tmp_path: Path) -> None:
     for point in ablation_points([name], 2, ["engine=scripted"]):
         (composed,) = compose_all(point_words(point, "local", tmp_path))
         assert composed.config.task.options["kinds"]
+
+
+def test_without_vllm_balancing_is_measured_with_a_scripted_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ABLATIONS, "balancing", balancing(real=False))
+    point = ablation_points(["balancing"], 1, ["engine=scripted"])[0]
+    (composed,) = compose_all(point_words(point, "local", tmp_path))
+    assert (composed.config.engine.kind, composed.config.engine.script["cache_tokens"]) == ("scripted", 60000)
 
 
 def test_names_are_unique_and_all_is_all() -> None:

@@ -42,6 +42,8 @@ class Recorded:
     rate: float
     rows: list[str]
     times: Floats
+    done: int
+    """Of these; the others failed or ran out of time, and held their slots as well."""
     config: SimulationConfig
 
     @property
@@ -66,12 +68,11 @@ def simulate_series(
     for point in points:
         say(f"simulating {node_words(point.nodes)}, to compare with what was measured")
         checks.append(_check(point, [other for other in points if other is not point], message_s))
-    base_rate = _rate(points[0].config, _times(points[0].rows, points), message_s)
-    grown = _times(points[-1].rows, points)
+    base_rate = _rate(points[0], points, message_s)
     found = []
     for count in sorted(set(nodes)):
         say(f"simulating {count:,} nodes")
-        found.append(_continued(points[-1], count, grown, message_s, base_rate / points[0].nodes, coordinator))
+        found.append(_continued(points, count, message_s, base_rate / points[0].nodes, coordinator))
     why = _why_not(points, checks)
     return SimulatedSeries(
         fitted_from=[point.result.spec.name for point in points],
@@ -113,21 +114,24 @@ def _recorded(result: PointResult, rate: float) -> Recorded:
             f"--simulate: the run of point {result.spec.name}, {result.run_dir}, has no {RECORD_FILE} that tells its pools: the simulator is "
             "fitted from the runs of a series, so keep their directories, or measure the series anew into another out="
         )
-    rows, times = _read(RunDirectory(result.run_dir), result.spec.name)
-    return Recorded(result, rate, rows, times, _config(result, record))
+    rows, times, done = _read(RunDirectory(result.run_dir), result.spec.name)
+    return Recorded(result, rate, rows, times, done, _config(result, record))
 
 
-def _read(run: RunDirectory, name: str) -> tuple[list[str], Floats]:
-    """Rows and stage times of the rollouts that are done, in the order of the load: by the numbers in their ids."""
+def _read(run: RunDirectory, name: str) -> tuple[list[str], Floats, int]:
+    """Rows and stage times of the rollouts that ended by themselves, in the order of the load (by the numbers in their
+    ids), and how many of them are done. A stage that a rollout did not come to took no time."""
     table = read_rollouts(run, columns=["rollout_id", "row_id", "status", "timings"]).to_pylist()
-    done = [row for row in table if row["status"] == Status.DONE]
+    ended = [row for row in table if row["status"] != Status.CANCELLED]
+    done = sum(row["status"] == Status.DONE for row in ended)
     if not done:
         raise ConfigError(
             f"--simulate: there is no rollout of point {name} in {run.rollouts} any more: measure it anew"
         )
-    done.sort(key=lambda row: [int(number) for number in re.findall(r"\d+", row["rollout_id"])])
-    spent = [{timing["stage"]: timing["busy_s"] for timing in row["timings"]} for row in done]
-    return [row["row_id"] for row in done], np.array([[busy_s[stage] for stage in Stage] for busy_s in spent])
+    ended.sort(key=lambda row: [int(number) for number in re.findall(r"\d+", row["rollout_id"])])
+    spent = [{timing["stage"]: timing["busy_s"] for timing in row["timings"]} for row in ended]
+    times = np.array([[busy_s.get(stage, 0.0) for stage in Stage] for busy_s in spent])
+    return [row["row_id"] for row in ended], times, done
 
 
 def _times(rows: Sequence[str], points: Sequence[Recorded]) -> Floats:
@@ -172,19 +176,26 @@ def _config(result: PointResult, record: LoadRecord) -> SimulationConfig:
 
 
 def _check(point: Recorded, others: Sequence[Recorded], coordinator_s: float) -> Check:
-    replayed = _rate(point.config, point.times, coordinator_s)
-    foretold = _rate(point.config, _times(point.rows, others), coordinator_s) if others else replayed
+    replayed = _rate(point, [point], coordinator_s)
+    foretold = _rate(point, others, coordinator_s) if others else replayed
     return Check(point.result.spec.name, point.nodes, point.rate, foretold, replayed)
 
 
-def _rate(config: SimulationConfig, times: Floats, coordinator_s: float) -> float:
-    return simulate(dataclasses.replace(config, coordinator_s=coordinator_s), times=times).steady_per_s
+def _rate(point: Recorded, known: Sequence[Recorded], coordinator_s: float) -> float:
+    """Of the cluster and the rows of ``point``, with the stage times and the share of rollouts done of ``known``."""
+    config = dataclasses.replace(point.config, coordinator_s=coordinator_s)
+    return simulate(config, times=_times(point.rows, known)).steady_per_s * _done_share(known)
+
+
+def _done_share(points: Sequence[Recorded]) -> float:
+    return sum(point.done for point in points) / sum(len(point.rows) for point in points)
 
 
 def _continued(
-    largest: Recorded, nodes: int, times: Floats, coordinator_s: float, base_per_node: float, coordinator: Coordinator
+    points: Sequence[Recorded], nodes: int, coordinator_s: float, base_per_node: float, coordinator: Coordinator
 ) -> SimulatedPoint:
     """As many rollouts a node as the largest measured point had."""
+    largest = points[-1]
     config = largest.config
     rollouts, groups = (round(count / largest.nodes * nodes) for count in (config.rollouts, config.groups_per_batch))
     parallel = round(config.max_parallel_groups / largest.nodes * nodes)
@@ -197,8 +208,8 @@ def _continued(
         max_parallel_groups=parallel,
         coordinator_s=coordinator_s,
     )
-    result = simulate(grown, times=times)
-    rate = result.steady_per_s
+    result = simulate(grown, times=_times(largest.rows, points))
+    rate = result.steady_per_s * _done_share(points)
     return SimulatedPoint(
         nodes=nodes,
         rollouts=rollouts,

@@ -256,10 +256,12 @@ def _differences(name: str, sides: Sequence[Side]) -> list[str]:
     found += [f"{name}: {side.label} has no figures: {point.why}" for side, point in there if point.why]
     first_side, first = there[0]
     for side, point in there[1:]:
-        for what in first.set_up.keys() & point.set_up.keys():
+        for what in (what for what in first.set_up if what in point.set_up):
             mine, other = first.set_up[what], point.set_up[what]
             if mine != other:
-                found.append(_differs(f"{name}: {what} differs", (first_side.label, mine), (side.label, other), what))
+                found.append(
+                    _differs(f"{name}: not the same {what}", (first_side.label, mine), (side.label, other), what)
+                )
     return found
 
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
 from prorl_hpc.bench.scaling_records import SERIES_FILE
 from prorl_hpc.messages.errors import ConfigError
 
@@ -26,7 +30,14 @@ def main(argv: list[str]) -> int:
         raise ConfigError("--simulate goes on with one series: name its folder alone")
     from prorl_hpc.bench.series_compare import compare
 
-    print(compare(folders, as_json=args.json))
+    found = compare(folders)
+    if args.json:
+        print(msgspec.json.encode(found).decode())
+        return 0
+    console = Console(highlight=False)
+    console.print(found.table())
+    for words in found.differences:
+        console.print(Text(words), soft_wrap=True)
     return 0
 
 

@@ -30,14 +30,16 @@ def recorded(tmp_path: Path, nodes: int, slower: float = 1.0, shape: Shape | Non
 
 
 def point_with(
-    tmp_path: Path, nodes: int, rollouts: list[tuple[str, float]], shape: Shape | None = None
+    tmp_path: Path, nodes: int, rollouts: list[tuple[str, float]], shape: Shape | None = None, timed_out: int = 0
 ) -> PointResult:
-    """A point whose rollouts took these rows and seconds of RUN, in this order; on disk they lie in another."""
+    """A point whose rollouts took these rows and seconds of RUN, in this order; on disk they lie in another. The first
+    ``timed_out`` ran out of time."""
     run_dir = tmp_path / f"run-{nodes}"
     (run_dir / "rollouts").mkdir(parents=True)
     empty = {name: [] for name in SCHEMA.names if pa.types.is_list(SCHEMA.field(name).type)}
     rows = [
-        {**empty, "rollout_id": f"load-{n}", "row_id": row, "metrics": [], "status": "done",
+        {**empty, "rollout_id": f"load-{n}", "row_id": row, "metrics": [],
+         "status": "done" if n >= timed_out else "timed_out",
          "timings": [{"stage": stage, "queued_s": 0.0, "busy_s": busy_s}
                      for stage, busy_s in (("init", 1.0), ("run", seconds), ("eval", 2.0))]}
         for n, (row, seconds) in enumerate(rollouts)
@@ -137,3 +139,9 @@ def test_a_row_is_foretold_by_what_it_took_elsewhere(tmp_path: Path) -> None:
         points.append(point_with(tmp_path, nodes, [(row, quick if row == "q" else slow) for row in rows]))
     found = simulate_series(points, [])
     assert [check.foretold_per_s for check in found.checks] == [check.replayed_per_s for check in found.checks]
+
+
+def test_rollouts_that_ran_out_of_time_hold_their_slots_but_are_not_done(tmp_path: Path) -> None:
+    point = point_with(tmp_path, 1, [("row", 40.0)] * 80, timed_out=20)
+    found = simulate_series([point], [])
+    assert found.checks[0].replayed_per_s == pytest.approx(0.75 * SLOTS / 40.0, rel=0.02)

@@ -39,7 +39,7 @@ def test_what_differs_or_failed_is_said(tmp_path: Path) -> None:
     before = series_in(tmp_path / "a", done(spec(1)), done(spec(2)))
     after = series_in(tmp_path / "b", done(spec(1, rollouts=50)), failed(spec(2)), done(spec(4)))
     words = "\n".join(compare([before, after]).differences)
-    assert "nodes-1: load differs: a: 30 rollouts; b: 50 rollouts" in words
+    assert "nodes-1: not the same load: a: 30 rollouts; b: 50 rollouts" in words
     assert "nodes-2: b has no figures: failed: its worker ended" in words
     assert "nodes-4: not in a" in words
 

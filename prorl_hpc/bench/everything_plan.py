@@ -13,8 +13,8 @@ _SIZES = "16,64,256,1024,4096"
 def benches() -> list[Bench]:
     """In the order in which they run: soonest first, so that what is wrong with a machine is seen soon.
 
-    The quick words leave out what alone takes minutes: requeues, runs of the real trainer, second models, weight updates,
-    and pools without sandboxes, which the ablation ``pools`` measures with them."""
+    The quick words leave out what alone takes minutes: requeues, runs and steps of the real trainer, weight updates, sampled
+    rollouts, and pools without sandboxes, which the ablation ``pools`` measures with them."""
     return [
         Bench("conformance", [], ["--quick"]),
         Bench("tools", [], ["--quick"]),
@@ -23,8 +23,8 @@ def benches() -> list[Bench]:
         Bench("launch", [], _quick("answers", "start", "watch")),
         Bench("coordinator", [], _quick("throughput", "latency", "simulator", "memory")),
         Bench("scaling", *_scaling()),
-        Bench("inference", [], _quick("encoding", "abort", "sticky", "drift")),
-        Bench("trainer", [], _quick("step", "logprobs")),
+        Bench("inference", [], _quick("encoding", "abort", "sticky")),
+        Bench("trainer", [], _quick("logprobs")),
     ]
 
 
@@ -35,5 +35,5 @@ def _quick(*parts: str) -> list[str]:
 def _scaling() -> tuple[list[str], list[str]]:
     """On namespaced nodes where they can be had, else as processes."""
     place = "--local" if missing("namespaced") else "--private"
-    words = ["nodes=1,2,4,8", "out={folder}/scaling", "--simulate", f"nodes={_SIZES}", place]
-    return [*words, "ablate=all"], [*words, "workload=math-like", "ablate=pools,batch", "--quick"]
+    words = ["out={folder}/scaling", "--simulate", f"nodes={_SIZES}", place]
+    return ["nodes=1,2,4,8", "ablate=all", *words], ["nodes=1,4,8", "ablate=pools,batch", *words, "--quick"]

@@ -22,11 +22,10 @@ from prorl_hpc.messages.errors import ConfigError
 
 PER_SLOT = 12
 """Rollouts for each RUN slot: those that run when the orders are used up are then fewer than the tenth that does not count."""
-ONE_MACHINE = (
-    *("rollout.init_slots=1", "rollout.ready_slots=2", "rollout.run_slots=2", "rollout.eval_slots=8"),
-    "task.train.size=32",
-)
-"""Slots of a node where all nodes share one machine: more would measure its cores."""
+ONE_MACHINE = ("rollout.init_slots=2", "rollout.ready_slots=4", "rollout.run_slots=2", "rollout.eval_slots=16")
+"""Slots of a node where all nodes share one machine: more would measure its cores. RUN is what all of them wait for."""
+ENGINE = ("engine.script.first_token_s=0.06", "engine.script.token_s=0.01")
+"""Times of the scripted engine, those of a small model on a GPU, where neither latency= nor engine.script. says others."""
 MOST_NODES = 4096
 _NODES = (1, 2, 4, 8)
 
@@ -93,7 +92,7 @@ def points_of(asked: Asked, place: str, *, quick: bool = False) -> list[PointSpe
 
 def _node_points(asked: Asked, base: list[str], place: str) -> list[PointSpec]:
     sizes = [] if place == "slurm" else [*ONE_MACHINE]
-    words = last_of_each([f"bench={asked.workload}", *sizes, *base])
+    words = last_of_each([f"bench={asked.workload}", *sizes, *_engine(base), *base])
     if asked.recorded:
         words.append(f"task.options.recorded={asked.recorded}")
     (composed,) = compose_all(last_of_each([*WORDS, *words]))
@@ -103,6 +102,12 @@ def _node_points(asked: Asked, base: list[str], place: str) -> list[PointSpec]:
         PointSpec(f"nodes-{n}", n, words, LoadOrder(rollouts=per_node * n), time_minutes=asked.minutes)
         for n in asked.nodes
     ]
+
+
+def _engine(words: list[str]) -> list[str]:
+    scripted = "scripted" in (last(words, "engine"), last(words, "engine.kind"))
+    timed = any(word.lstrip("+").startswith(("latency=", "engine.script.", "engine.script=")) for word in words)
+    return [*ENGINE] if scripted and not timed else []
 
 
 def rollouts_per_node(config: ProrlConfig) -> int:

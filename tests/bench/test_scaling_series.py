@@ -123,17 +123,17 @@ def test_points_are_jobs_of_the_cluster_and_too_many_nodes_are_refused(
     slurm_mini: PrivateSlurm, tmp_path: Path
 ) -> None:
     folder = tmp_path / "series"
-    parts = ["cluster.rollout.partition=cpu", "cluster.inference.partition=cpu", *QUICK, f"out={folder}"]
-    refused = slurm_mini.run(bench("nodes=1,3", *parts))
+    words = ["cluster.rollout.partition=cpu", "cluster.inference.partition=gpu", *QUICK, f"out={folder}"]
+    refused = slurm_mini.run(bench("nodes=1,3", *words, "cluster.inference.partition=cpu"))
     assert refused.returncode == 2
     assert "nothing was started" in refused.stderr
     assert "need 6 different nodes" in refused.stderr and "(in nodes-3)" in refused.stderr
     assert not folder.exists()
-    refused = slurm_mini.run(bench("nodes=16", *parts))
+    refused = slurm_mini.run(bench("nodes=16", *words))
     assert "cluster.rollout.nodes=16: partition cpu gives at most 4 nodes" in refused.stderr
 
     # through a small job, as on a site that ends long-lived processes of its login nodes
-    submit = ["sbatch", "--wait", "--output=job.out", str(SBATCH), "nodes=1,2", "at_once=2", *parts]
+    submit = ["sbatch", "--wait", "--output=job.out", str(SBATCH), "nodes=1,2", "at_once=2", *words]
     slurm_mini.run(["env", "-C", str(tmp_path), f"PRORL_PYTHON={sys.executable}", *submit], timeout_s=240)
     said = (tmp_path / "job.out").read_text()
     _, results = read_series(folder)

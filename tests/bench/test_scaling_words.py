@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prorl_hpc.__main__ import main
-from prorl_hpc.bench.scaling import points_of, read_words
+from prorl_hpc.bench.scaling import ENGINE, points_of, read_words
 from prorl_hpc.bench.scaling_records import SERIES_FILE, LoadOrder, PointSpec, Series
 from prorl_hpc.bench.series_launch import LOAD_PROCESS, compose_points, last, last_of_each, point_words, with_load
 from prorl_hpc.bench.series_private import nodes_needed
@@ -32,6 +32,14 @@ def test_more_nodes_get_more_rollouts_in_proportion() -> None:
     (named,) = points_of(read_words(["nodes=2", "rollouts=5"]), "local")
     assert named.load.rollouts == 10
     assert last(named.overrides, "bench") == "mixed"
+
+
+def test_a_scripted_engine_takes_time_unless_its_times_are_given() -> None:
+    (point,) = points_of(read_words(["nodes=1"]), "local")
+    assert set(ENGINE) < set(point.overrides)
+    for words in (["engine=vllm"], ["engine.script.token_s=0.5"]):
+        (point,) = points_of(read_words(["nodes=1", *words]), "local")
+        assert not set(ENGINE) & set(point.overrides)
 
 
 def test_without_nodes_ablations_are_measured_alone() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -110,6 +111,8 @@ def _words(source: random.Random, count: int) -> list[int]:
 def main(argv: list[str]) -> int:
     model, file, seconds, most, settings = (*argv, *["120", "8", "{}"][len(argv) - 2 :])
     engine = msgspec.json.decode(settings.encode(), type=EngineConfig)
+    # Told to end, it takes down what it started, as it does at Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

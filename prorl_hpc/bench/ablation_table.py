@@ -132,18 +132,18 @@ CLEANUP = Ablation(
     overrides=(
         "bench=swe-like",
         *_ENGINE,
-        *_slots(8, 4, 16, 16),
+        *_slots(8, 4, 12, 12),
         "task.options.kinds.swe.init_s=constant:0.1",
         "task.options.kinds.swe.turns=uniform:4:8",
         "task.options.kinds.swe.turn_tokens=constant:60",
-        "task.options.kinds.swe.tool_s=lognormal:0.3:0.6",
+        "task.options.kinds.swe.tool_s=lognormal:0.7:0.6",
         "task.options.kinds.swe.eval_s=constant:0.2",
         "task.options.kinds.swe.uniform_share=0.2",
         "task.options.kinds.swe.spread=1.2",
         "rollout.heartbeat_s=0.1",
     ),
-    load=LoadOrder(batches=8, groups=4, group_size=2, max_parallel_groups=12, train_s=1.5),
-    quick_load=LoadOrder(batches=4, groups=4, group_size=2, max_parallel_groups=12, train_s=1.5),
+    load=LoadOrder(batches=6, groups=3, group_size=2, max_parallel_groups=9, train_s=1.5),
+    quick_load=LoadOrder(batches=3, groups=3, group_size=2, max_parallel_groups=9, train_s=1.5),
     variants=(
         Variant("on", "cancelled work is stopped at once"),
         Variant("off", "cancelled work runs to its end", ("rollout.abort_cancelled=false",)),
@@ -170,8 +170,8 @@ CLEANUP = Ablation(
             absent="no break between two batches was sampled",
         ),
     ),
-    set_up="swe-like with samples that differ much; batches of 4 groups of 2, 12 groups at a time, cancelled when the batch "
-    "is full; 16 RUN slots",
+    set_up="swe-like with samples that differ much; batches of 3 groups of 2, 9 groups at a time, cancelled when the batch "
+    "is full; 12 RUN slots",
     differs="14B on 8 GPUs in the paper, where each cancelled job holds a GPU's time; here slots of a scripted engine",
 )
 
@@ -202,8 +202,8 @@ SHELL = Ablation(
         "task.options.kinds.swe.eval_s=constant:1",
         "sandbox.warm=2",
     ),
-    load=LoadOrder(rollouts=60),
-    quick_load=LoadOrder(rollouts=24),
+    load=LoadOrder(rollouts=40),
+    quick_load=LoadOrder(rollouts=20),
     variants=(
         Variant("own", "our shell", ("sandbox.shell=own",)),
         Variant("tmux", "a shell in tmux", ("sandbox.shell=tmux",)),

@@ -26,6 +26,8 @@ ONE_MACHINE = ("rollout.init_slots=2", "rollout.ready_slots=4", "rollout.run_slo
 """Slots of a node where all nodes share one machine: more would measure its cores. RUN is what all of them wait for."""
 ENGINE = ("engine.script.first_token_s=0.06", "engine.script.token_s=0.01")
 """Times of the scripted engine, those of a small model on a GPU, where neither latency= nor engine.script. says others."""
+WHOLE_TURNS = "engine.script.reply_min_tokens=1000000"
+"""A scripted turn is as long as the workload's row says, and not anything up to that."""
 MOST_NODES = 4096
 _NODES = (1, 2, 4, 8)
 
@@ -107,7 +109,8 @@ def _node_points(asked: Asked, base: list[str], place: str) -> list[PointSpec]:
 def _engine(words: list[str]) -> list[str]:
     scripted = "scripted" in (last(words, "engine"), last(words, "engine.kind"))
     timed = any(word.lstrip("+").startswith(("latency=", "engine.script.", "engine.script=")) for word in words)
-    return [*ENGINE] if scripted and not timed else []
+    whole = any(word.lstrip("+").startswith("engine.script.reply_") for word in words)
+    return [*([] if timed or not scripted else ENGINE), *([] if whole or not scripted else [WHOLE_TURNS])]
 
 
 def rollouts_per_node(config: ProrlConfig) -> int:

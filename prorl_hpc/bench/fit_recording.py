@@ -32,7 +32,7 @@ CONTEXT = 2048
 _VOCABULARY = 10_000
 """Ids below it are words in every model that is prepared."""
 _WARM_UP_S = 5.0
-_LEAST_AT_EACH = 40
+_LEAST_AT_EACH = 30
 """Requests at each concurrency, however long a slow machine takes."""
 
 
@@ -94,7 +94,7 @@ async def _converse(client: LLMClient, server: ServerRef, number: int, until: _U
         tokens = _words(source, int(source.lognormvariate(5.5, 0.8)))
         for _ in range(source.randint(1, 6)):
             sampling = SamplingParams(
-                max_tokens=max(2, int(source.lognormvariate(3.6, 0.8))), seed=source.randrange(2**31)
+                max_tokens=max(2, int(source.lognormvariate(3.2, 0.8))), seed=source.randrange(2**31)
             )
             if len(tokens) + sampling.max_tokens >= CONTEXT or until.over:
                 break

@@ -229,8 +229,8 @@ SHELL = Ablation(
             absent=_NO_RATE,
         ),
     ),
-    set_up="swe-like with short commands, 4 RUN slots a worker",
-    differs="the paper's actions are those of its agent, its tmux is driven by libtmux; here commands sleep",
+    set_up="swe-like with short commands, 4 RUN slots a worker; a tmux is looked at every 0.5 s (sandbox.tmux_poll_s)",
+    differs="the paper's actions are those of its agent; here commands sleep, and the 0.5 s are those of OpenHands' tmux shell",
 )
 
 

@@ -184,11 +184,11 @@ def test_a_name_that_is_no_file_is_refused() -> None:
         latency_file("../mine")
 
 
-@pytest.mark.parametrize("path", sorted((conf_dir() / "latency").glob("*.yaml")), ids=lambda path: path.stem)
-def test_latency_models_that_are_shipped_are_good_settings_and_say_their_source(path: Path) -> None:
-    settings = script_settings(compose([f"latency={path.stem}"]).engine.script)
-    assert settings.fitted and settings.token_s > 0
-    assert "held out" in path.read_text()
+def test_latency_models_that_are_shipped_are_good_settings_and_say_their_source() -> None:
+    for path in (conf_dir() / "latency").glob("*.yaml"):
+        settings = script_settings(compose([f"latency={path.stem}"]).engine.script)
+        assert settings.fitted and settings.token_s > 0, path
+        assert "held out" in path.read_text(), path
 
 
 def test_a_fit_says_its_numbers() -> None:

@@ -31,7 +31,8 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class SimulatedPoint(msgspec.Struct, frozen=True):
-    """``efficiency`` is against the simulation of the smallest measured point, so that like stands against like.
+    """``efficiency`` is against the simulation of the smallest measured size with as many rollouts a node, so that like
+    stands against like. ``waits`` and ``utilisation`` are over the whole simulation.
     ``coordinator_busy`` is a share of one CPU; above 1 the coordinator cannot keep up."""
 
     nodes: int

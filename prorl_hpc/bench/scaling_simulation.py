@@ -8,47 +8,25 @@ so that none of its times is in what foretells it; the continuation uses all.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import re
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from prorl_hpc.bench.scaling_figures import EFFICIENCY_GOAL, node_words, of_nodes, steady
-from prorl_hpc.bench.scaling_records import RECORD_FILE, LoadRecord, PointResult, Times
+from prorl_hpc.bench.scaling_recorded import Recorded, done_share, recorded, shuffled, times_of
+from prorl_hpc.bench.scaling_records import PointResult, Times
 from prorl_hpc.bench.scaling_simulated import ALLOWED_ERROR, Check, Coordinator, SimulatedPoint, SimulatedSeries
 from prorl_hpc.bench.simulation import SimulationResult, simulate
 from prorl_hpc.bench.simulation_config import SimulationConfig
-from prorl_hpc.bench.simulation_times import Floats
-from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import ConfigError
-from prorl_hpc.messages.rollout import Stage, Status
-from prorl_hpc.observe.rollout_store import read_rollouts
 
 _SATURATED = 0.9
-_FEW_WAVES = 8
-"""Rollouts a RUN slot, below which the middle 80 % still has much of filling up and running dry in it."""
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A measured point with what the simulator needs of its run. ``rate``: rollouts/s; ``rows``: the dataset rows in the
-    order of the load; ``times``: seconds of INIT, RUN and EVAL of each, shape (rollouts, 3)."""
-
-    result: PointResult
-    rate: float
-    rows: list[str]
-    times: Floats
-    done: int
-    """Of these; the others failed or ran out of time, and held their slots as well."""
-    config: SimulationConfig
-
-    @property
-    def nodes(self) -> int:
-        return self.result.spec.nodes
+_WAVES = 64
+"""Rollouts a RUN slot of the continuation: with fewer the middle 80 % still has much of filling up and running dry in it."""
+_MOST_ROLLOUTS = 600_000
+"""Of one simulated point: about a minute."""
+_BASE_ROLLOUTS = 6000
 
 
 def simulate_series(
@@ -56,7 +34,7 @@ def simulate_series(
 ) -> SimulatedSeries:
     """Foretell every measured point of the scaling series, then ``nodes``. Raises ConfigError if no point was measured,
     or the run directory of one is gone."""
-    points = [_recorded(result, rate) for result in of_nodes(results) if (rate := steady(result))]
+    points = [recorded(result, rate) for result in of_nodes(results) if (rate := steady(result))]
     if not points:
         raise ConfigError(
             "--simulate: no point of the series was measured, so there is nothing to fit the simulator from: measure at "
@@ -68,11 +46,14 @@ def simulate_series(
     for point in points:
         say(f"simulating {node_words(point.nodes)}, to compare with what was measured")
         checks.append(_check(point, [other for other in points if other is not point], message_s))
-    base_rate = _rate(points[0], points, message_s)
-    found = []
+    found: list[SimulatedPoint] = []
+    bases: dict[float, float] = {}
     for count in sorted(set(nodes)):
-        say(f"simulating {count:,} nodes")
-        found.append(_continued(points, count, message_s, base_rate / points[0].nodes, coordinator))
+        say(f"simulating {node_words(count)}")
+        per_node = _rollouts_per_node(points[-1].config, count)
+        if per_node not in bases:
+            bases[per_node] = _base(points, per_node, message_s)
+        found.append(_continued(points, count, per_node, message_s, bases[per_node], coordinator))
     why = _why_not(points, checks)
     return SimulatedSeries(
         fitted_from=[point.result.spec.name for point in points],
@@ -82,7 +63,7 @@ def simulate_series(
         points=found,
         valid=not why,
         why=why,
-        conclusion=_conclusion(found, coordinator, base_rate / points[0].nodes, points[-1].config),
+        conclusion=_conclusion(found, coordinator, min(bases.values(), default=0.0)),
     )
 
 
@@ -107,74 +88,6 @@ def fit_coordinator(results: Sequence[PointResult]) -> Coordinator:
     return Coordinator(rollout_s, 0.0, f"{words}, from {len(pairs)} point{'s' if len(pairs) > 1 else ''}")
 
 
-def _recorded(result: PointResult, rate: float) -> Recorded:
-    record = read_json(Path(result.run_dir) / RECORD_FILE, LoadRecord)
-    if record is None or not record.pool_sizes.get("run"):
-        raise ConfigError(
-            f"--simulate: the run of point {result.spec.name}, {result.run_dir}, has no {RECORD_FILE} that tells its pools: the simulator is "
-            "fitted from the runs of a series, so keep their directories, or measure the series anew into another out="
-        )
-    rows, times, done = _read(RunDirectory(result.run_dir), result.spec.name)
-    return Recorded(result, rate, rows, times, done, _config(result, record))
-
-
-def _read(run: RunDirectory, name: str) -> tuple[list[str], Floats, int]:
-    """Rows and stage times of the rollouts that ended by themselves, in the order of the load (by the numbers in their
-    ids), and how many of them are done. A stage that a rollout did not come to took no time."""
-    table = read_rollouts(run, columns=["rollout_id", "row_id", "status", "timings"]).to_pylist()
-    ended = [row for row in table if row["status"] != Status.CANCELLED]
-    done = sum(row["status"] == Status.DONE for row in ended)
-    if not done:
-        raise ConfigError(
-            f"--simulate: there is no rollout of point {name} in {run.rollouts} any more: measure it anew"
-        )
-    ended.sort(key=lambda row: [int(number) for number in re.findall(r"\d+", row["rollout_id"])])
-    spent = [{timing["stage"]: timing["busy_s"] for timing in row["timings"]} for row in ended]
-    times = np.array([[busy_s.get(stage, 0.0) for stage in Stage] for busy_s in spent])
-    return [row["row_id"] for row in ended], times, done
-
-
-def _times(rows: Sequence[str], points: Sequence[Recorded]) -> Floats:
-    """For each of ``rows`` in turn the next rollout of the same row among ``points``, or of any row where they have
-    none of it; again from the first when all are used up."""
-    known: dict[str, list[Floats]] = {}
-    for point in points:
-        for row, times in zip(point.rows, point.times, strict=True):
-            known.setdefault(row, []).append(times)
-    every = [times for point in points for times in point.times]
-    cycles = {row: itertools.cycle(found) for row, found in known.items()}
-    others = itertools.cycle(every)
-    return np.array([next(cycles.get(row, others)) for row in rows])
-
-
-def _config(result: PointResult, record: LoadRecord) -> SimulationConfig:
-    """The same cluster and the same load."""
-    spec, load, sizes = result.spec, result.spec.load, record.pool_sizes
-    per_node = {pool: size // spec.nodes for pool, size in sizes.items()}
-    coupled = "rollout.coupled=true" in spec.overrides
-    uniform, informative = (sum(getattr(note, name) for note in record.batches) for name in ("uniform", "accepted"))
-    ready = per_node.get("ready", 0)
-    return SimulationConfig(
-        rollouts=load.rollouts or load.batches * load.groups * load.group_size,
-        nodes=spec.nodes,
-        servers=spec.nodes,
-        slots=per_node["run"],
-        init_slots=per_node.get("init", 0),
-        ready_slots=ready,
-        ready_ratio=SimulationConfig.ready_ratio if ready else 0.0,
-        eval_slots=per_node.get("eval", 0),
-        coupled=coupled,
-        group_size=load.group_size if load.batches else 1,
-        groups_per_batch=load.groups if load.batches else 0,
-        uniform_share=uniform / (uniform + informative) if uniform else 0.0,
-        refill=load.refill.value,
-        when_full=load.when_full.value,
-        max_parallel_groups=load.max_parallel_groups,
-        train_s=load.train_s,
-        plot="",
-    )
-
-
 def _check(point: Recorded, others: Sequence[Recorded], coordinator_s: float) -> Check:
     replayed = _rate(point, [point], coordinator_s)
     foretold = _rate(point, others, coordinator_s) if others else replayed
@@ -184,40 +97,61 @@ def _check(point: Recorded, others: Sequence[Recorded], coordinator_s: float) ->
 def _rate(point: Recorded, known: Sequence[Recorded], coordinator_s: float) -> float:
     """Of the cluster and the rows of ``point``, with the stage times and the share of rollouts done of ``known``."""
     config = dataclasses.replace(point.config, coordinator_s=coordinator_s)
-    return simulate(config, times=_times(point.rows, known)).steady_per_s * _done_share(known)
+    return simulate(config, times=times_of(point.rows, known)).steady_per_s * done_share(known)
 
 
-def _done_share(points: Sequence[Recorded]) -> float:
-    return sum(point.done for point in points) / sum(len(point.rows) for point in points)
+def _rollouts_per_node(config: SimulationConfig, nodes: int) -> float:
+    """At least as many as were measured."""
+    measured = config.rollouts / config.nodes
+    return measured if config.groups_per_batch else max(measured, min(_WAVES * config.slots, _MOST_ROLLOUTS / nodes))
+
+
+def _base(points: Sequence[Recorded], per_node: float, coordinator_s: float) -> float:
+    """The rate of a node at the smallest measured size, simulated as the larger ones: with as many rollouts a node, so that
+    filling up and running dry weigh the same, and as the mean over orders of the rollouts, for it has few of them."""
+    nodes = points[0].nodes
+    config = dataclasses.replace(_grown(points, nodes, per_node), coordinator_s=coordinator_s)
+    orders = max(1, round(_BASE_ROLLOUTS / config.rollouts))
+    rates = [simulate(config, times=shuffled(points, order)).steady_per_s for order in range(orders)]
+    return done_share(points) * statistics.fmean(rates) / nodes
 
 
 def _continued(
-    points: Sequence[Recorded], nodes: int, coordinator_s: float, base_per_node: float, coordinator: Coordinator
+    points: Sequence[Recorded],
+    nodes: int,
+    per_node: float,
+    coordinator_s: float,
+    base_per_node: float,
+    coordinator: Coordinator,
 ) -> SimulatedPoint:
-    """As many rollouts a node as the largest measured point had."""
-    largest = points[-1]
-    config = largest.config
-    rollouts, groups = (round(count / largest.nodes * nodes) for count in (config.rollouts, config.groups_per_batch))
-    parallel = round(config.max_parallel_groups / largest.nodes * nodes)
-    grown = dataclasses.replace(
-        config,
-        nodes=nodes,
-        servers=nodes,
-        rollouts=rollouts,
-        groups_per_batch=groups,
-        max_parallel_groups=parallel,
-        coordinator_s=coordinator_s,
-    )
-    result = simulate(grown, times=_times(largest.rows, points))
-    rate = result.steady_per_s * _done_share(points)
+    grown = dataclasses.replace(_grown(points, nodes, per_node), coordinator_s=coordinator_s)
+    result = simulate(grown, times=shuffled(points, 0))
+    rate = done_share(points) * result.steady_per_s
     return SimulatedPoint(
         nodes=nodes,
-        rollouts=rollouts,
+        rollouts=grown.rollouts,
         per_s=rate,
         efficiency=rate / nodes / base_per_node,
         utilisation=_utilisation(result),
         waits={stage: Times(waits.mean_s, waits.p50_s, waits.p99_s) for stage, waits in result.waits.items()},
         coordinator_busy=coordinator.idle + coordinator.rollout_s * rate,
+    )
+
+
+def _grown(points: Sequence[Recorded], nodes: int, per_node: float) -> SimulationConfig:
+    """The largest measured point's cluster with ``nodes``."""
+    config = points[-1].config
+
+    def scaled(count: int) -> int:
+        return round(count / config.nodes * nodes)
+
+    return dataclasses.replace(
+        config,
+        nodes=nodes,
+        servers=nodes,
+        rollouts=round(per_node * nodes),
+        groups_per_batch=scaled(config.groups_per_batch),
+        max_parallel_groups=scaled(config.max_parallel_groups),
     )
 
 
@@ -253,9 +187,7 @@ def _why_not(points: Sequence[Recorded], checks: Sequence[Check]) -> str:
     )
 
 
-def _conclusion(
-    points: Sequence[SimulatedPoint], coordinator: Coordinator, per_node: float, config: SimulationConfig
-) -> str:
+def _conclusion(points: Sequence[SimulatedPoint], coordinator: Coordinator, per_node: float) -> str:
     """What the largest size comes to, and what saturates at which size."""
     if not points:
         return "no further size was asked for."
@@ -273,10 +205,8 @@ def _conclusion(
     if low.coordinator_busy >= _SATURATED:
         return f"{text}: the coordinator saturates. At {low.nodes:,} nodes efficiency is {low.efficiency:.3f}; {limit}."
     fullest = max(low.utilisation, key=lambda name: low.utilisation[name])
-    waves = config.rollouts / (config.nodes * config.slots)
-    few = f" With {waves:.1f} rollouts a RUN slot the ends weigh much: order more." if waves < _FEW_WAVES else ""
     return (
         f"{text}: below {EFFICIENCY_GOAL:g} from {low.nodes:,} nodes on, where {fullest} is fullest "
         f"({100 * low.utilisation[fullest]:.0f} % in use) and the coordinator takes {100 * low.coordinator_busy:.0f} % of a "
-        f"CPU.{few}"
+        "CPU."
     )

@@ -17,7 +17,7 @@ from prorl_hpc.bench.figures import Figure, Machine, Report
 from prorl_hpc.bench.parts import Say
 
 PROGRAM = (sys.executable, "-m", "prorl_hpc")
-_LIMIT_S, _QUICK_LIMIT_S = 4 * 3600.0, 600.0
+_LIMIT_S, _QUICK_LIMIT_S = 4 * 3600.0, 1800.0
 """For one bench; one that hangs must not cost the others."""
 _END_S = 120.0
 """For a bench that is told to end: it takes down what it started."""

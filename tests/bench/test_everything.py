@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from prorl_hpc.bench import everything_plan
 from prorl_hpc.bench.everything import Bench, Everything, Outcome, run_all, run_one, summary
 from prorl_hpc.bench.everything_page import check_page, copy_pictures, write_page
 from prorl_hpc.bench.figures import Figure, Machine, Report
+from prorl_hpc.bench.scaling import points_of, read_words
 from prorl_hpc.cli import bench_all
 from prorl_hpc.cli.bench import BENCHES
 from prorl_hpc.messages.errors import ConfigError
@@ -108,6 +110,21 @@ def test_what_is_printed_and_the_exit_code(
 
 def test_every_bench_is_run() -> None:
     assert {bench.name for bench in everything_plan.benches()} == set(BENCHES) - everything_plan.NO_BENCHES
+
+
+def test_the_quick_words_name_parts_and_points_that_there_are() -> None:
+    for bench in everything_plan.benches():
+        if "--part" in bench.quick:
+            parts = importlib.import_module(f"prorl_hpc.bench.{bench.name}").PARTS
+            assert set(bench.quick[bench.quick.index("--part") + 1 :]) <= set(parts), bench.name
+    (scaling,) = (bench for bench in everything_plan.benches() if bench.name == "scaling")
+    full, quick = (
+        points_of(read_words([words[0], words[1]]), "local", quick=quick)
+        for words, quick in ((scaling.words, False), (scaling.quick, True))
+    )
+    assert {point.nodes for point in full} == {1, 2, 4, 8} > {point.nodes for point in quick}
+    rollouts = {point.name: point.load.rollouts for point in full}
+    assert 0 < next(p.load.rollouts for p in quick if p.series == "pools") < rollouts["pools-stages-1"]
 
 
 def _outcome(name: str, code: int) -> Outcome:

@@ -25,7 +25,7 @@ PER_SLOT = 12
 ONE_MACHINE = ("rollout.init_slots=2", "rollout.ready_slots=4", "rollout.run_slots=2", "rollout.eval_slots=16")
 """Slots of a node where all nodes share one machine: more would measure its cores. RUN is what all of them wait for."""
 ENGINE = ("engine.script.first_token_s=0.06", "engine.script.token_s=0.01")
-"""Times of the scripted engine, those of a small model on a GPU, where neither latency= nor engine.script. says others."""
+"""Times of the scripted engine where neither latency= nor engine.script. says others: chosen, not fitted."""
 WHOLE_TURNS = "engine.script.reply_min_tokens=1000000"
 """A scripted turn is as long as the workload's row says, and not anything up to that."""
 MOST_NODES = 4096

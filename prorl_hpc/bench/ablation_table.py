@@ -95,7 +95,7 @@ BATCH = Ablation(
     ),
     load=LoadOrder(batches=3, groups=6, group_size=4, max_parallel_groups=12, when_full=WhenFull.CARRY, train_s=0.5),
     quick_load=LoadOrder(
-        batches=3, groups=4, group_size=4, max_parallel_groups=8, when_full=WhenFull.CARRY, train_s=0.5
+        batches=2, groups=6, group_size=4, max_parallel_groups=12, when_full=WhenFull.CARRY, train_s=0.5
     ),
     variants=(
         Variant("asynchronous", "refill at once, early end, groups in flight carried on"),

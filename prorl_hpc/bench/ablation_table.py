@@ -75,7 +75,7 @@ POOLS = Ablation(
     question="What do three stages with slots of their own bring, against slots that are held from INIT to EVAL?",
     overrides=(*_MIXED, *_slots(8, 6, 6, 48)),
     load=LoadOrder(rollouts=120),
-    quick_load=LoadOrder(rollouts=72),
+    quick_load=LoadOrder(rollouts=90),
     variants=(
         Variant("stages", "three stages"),
         # A rate in the middle 80 % needs fewer rollouts where each takes so much longer.

@@ -145,16 +145,16 @@ def test_a_shorter_time_to_batch_is_a_gain_and_only_the_synchronous_one_is_judge
 def test_hits_are_compared_by_points() -> None:
     figures = ablation_figures(
         [
-            result("balancing", "sticky", turns_per_s=9.0, prefix_hit_rate=0.8),
-            result("balancing", "per-task", turns_per_s=8.0, prefix_hit_rate=0.8),
-            result("balancing", "per-request", turns_per_s=6.0, prefix_hit_rate=0.5),
+            result("balancing", "sticky", turns_per_s=9.0, steady_per_s=1.0, per_s=1.0, prefix_hit_rate=0.8),
+            result("balancing", "per-task", turns_per_s=8.0, steady_per_s=1.0, per_s=1.0, prefix_hit_rate=0.8),
+            result("balancing", "per-request", turns_per_s=12.0, steady_per_s=2.0, per_s=1.0, prefix_hit_rate=0.5),
         ]
     )
     hits = figure(figures, "hits", "per request")
     assert hits.value == pytest.approx(30)
     assert (hits.unit, hits.holds) == ("points", True)
-    assert figure(figures, "turns/s", "per request").value == 1.5
-    assert figure(figures, "turns/s", "per rollout").holds is None
+    assert figure(figures, "turns/s of the whole run", "per request").value == 1.5
+    assert figure(figures, "turns/s of the whole run", "per rollout").holds is None
 
 
 def test_freed_engines_are_judged_of_ours_alone() -> None:

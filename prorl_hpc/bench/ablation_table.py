@@ -71,7 +71,7 @@ def _hits(figures: PointFigures) -> float | None:
 
 
 _PAPER_OURS = "0.37 instances/s and 78 % GPU use in full"
-_NO_RATE = "too few rollouts were done for a rate of the middle 80 %"
+_NO_RATE = "too few rollouts were done for a steady rate"
 _NO_BATCH = "no batch became full"
 
 POOLS = Ablation(
@@ -82,7 +82,7 @@ POOLS = Ablation(
     quick_load=LoadOrder(rollouts=90),
     variants=(
         Variant("stages", "three stages"),
-        # A rate in the middle 80 % needs fewer rollouts where each takes so much longer.
+        # A steady rate needs fewer rollouts where each takes so much longer.
         Variant("coupled", "one coupled pool", ("rollout.coupled=true",), share=0.4),
     ),
     measures=(Measure("rollouts/s", "rollouts/s", _steady, goal=3.0, absent=_NO_RATE),),

@@ -20,6 +20,7 @@ from prorl_hpc.bench.scaling_records import (
     PointSpec,
     Times,
 )
+from prorl_hpc.bench.steady_rate import steady_rate
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.inference.request_records import read_requests
 from prorl_hpc.messages.batch import WhenFull
@@ -46,7 +47,8 @@ def measure(run: RunDirectory, record: LoadRecord, spec: PointSpec) -> PointFigu
         raise RunError(f"{spec.name}: {late} rollouts of {run.path} are done that bench_record.json does not know")
     ended = sorted(row["ended_at_s"] for row in done)
     seconds = record.ended - record.began
-    first, last, steady_per_s = steady(ended, seconds)
+    whole = (0.0, seconds, len(done) / seconds)
+    first, last, steady_per_s = steady_rate(ended, [_run_began(row) for row in done]) or whole
     samples = [s for s in record.samples if first <= s.at - record.began <= last] or record.samples
     asked = sum(row["tool_calls"] for row in done)
     extra_s = sum(row["tool_s"] - row["tool_asked_s"] for row in done)
@@ -72,14 +74,9 @@ def measure(run: RunDirectory, record: LoadRecord, spec: PointSpec) -> PointFigu
     )
 
 
-def steady(ended_at_s: Sequence[float], seconds: float) -> tuple[float, float, float]:
-    """(from, to, rollouts per second between) of sorted times: from the first tenth to the last, without filling up and
-    running dry. Of fewer than three rollouts, or where they came all at once, the whole of ``seconds``."""
-    low, high = len(ended_at_s) // 10, len(ended_at_s) - 1 - len(ended_at_s) // 10
-    if high - low < 2 or ended_at_s[high] <= ended_at_s[low]:
-        return 0.0, seconds, len(ended_at_s) / seconds
-    first, last = ended_at_s[low], ended_at_s[high]
-    return first, last, (high - low) / (last - first)
+def _run_began(row: dict[str, Any]) -> float:
+    """Seconds after the load began."""
+    return float(row["ended_at_s"] - row["eval_busy_s"] - row["eval_queued_s"] - row["run_busy_s"])
 
 
 def utilisation(samples: Sequence[GaugeSample], sizes: dict[str, int], *, coupled: bool) -> dict[str, float]:

@@ -30,7 +30,7 @@ def why_no_rate(result: PointResult) -> str:
     if result.state is not PointState.DONE or result.figures is None:
         return f"{result.state.value.replace('_', ' ')}: {result.why or 'no reason was recorded'}"
     if steady(result) is None:
-        return f"{result.figures.done} rollouts were done, too few for a rate of the middle 80 %: order more (load.rollouts)"
+        return f"{result.figures.done} rollouts were done, too few for a steady rate: order more (load.rollouts)"
     return ""
 
 
@@ -110,7 +110,7 @@ def _of_simulation(simulated: SimulatedSeries) -> list[Figure]:
 
 
 def _counts(figures: PointFigures) -> str:
-    return f"middle 80 % of {figures.done} rollouts done, {figures.not_done} not done, {figures.seconds:.0f} s in all"
+    return f"steady rate of {figures.done} rollouts done, {figures.not_done} not done, {figures.seconds:.0f} s in all"
 
 
 def node_words(count: int) -> str:

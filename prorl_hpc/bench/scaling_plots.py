@@ -28,8 +28,8 @@ MEASURED, SIMULATED, IDEAL, PAPER = "#1f5fa8", "#d9822b", "#555555", "#8a8a8a"
 _LINEAR_UP_TO = 16
 """Nodes; beyond it both axes are logarithmic, with the ideal still a straight line."""
 CAPTIONS = {
-    "scaling": "Rollouts per second (middle 80 %) and efficiency against nodes",
-    "utilisation": "How full each pool was, over the middle 80 %",
+    "scaling": "Rollouts per second (steady) and efficiency against nodes",
+    "utilisation": "How full each pool was, while the rate was steady",
     "waits": "Time waited for each stage: mean (bar) and 99th percentile (dash)",
     "batches": "Time from a batch's order to the full batch: each batch (dot) and the mean (dash)",
     "busy": "Busy share of engine, trainer and coordinator",
@@ -103,7 +103,7 @@ def _draw_rates(
     else:
         axes.set_ylim(bottom=0)
     _mark_failed(axes, points)
-    axes.set_ylabel("rollouts/s (middle 80 %)")
+    axes.set_ylabel("rollouts/s (steady)")
     axes.legend(loc="upper left", frameon=False, fontsize="small")
 
 

@@ -106,8 +106,8 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class PointFigures(msgspec.Struct, frozen=True):
-    """What a point's run came to. Rates are rollouts that are done (status done) per second. ``steady_per_s``: between
-    the first and the last tenth of them, without filling up and running dry. Fractions are from 0 to 1; None: does not
+    """What a point's run came to. Rates are rollouts that are done (status done) per second. ``steady_per_s``: see
+    steady_rate; over all where there is none such. Fractions are from 0 to 1; None: does not
     apply (no batches, no engine of the run's own, …)."""
 
     done: int

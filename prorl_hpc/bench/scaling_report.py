@@ -33,7 +33,7 @@ _PLACES = {
     "private": "a Slurm cluster of its own on one machine, whose nodes share its CPUs",
 }
 _METHOD = """\
-- **Rate**: rollouts that are done per second between the first and the last tenth of them (the middle 80 %), without
+- **Rate**: rollouts that are done per second between the first and the last tenth of them, and while RUNs still began: without
   filling up and running dry; the simulator's is the same.
 - **Efficiency** at N nodes: (rate at N / N) / (rate at m / m), m the smallest node count that was measured.
 - All rollouts of a point are ordered at its start, so the wait for INIT is the time in that queue: it says how many

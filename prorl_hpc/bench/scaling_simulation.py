@@ -23,7 +23,7 @@ from prorl_hpc.messages.errors import ConfigError
 
 _SATURATED = 0.9
 _WAVES = 64
-"""Rollouts a RUN slot of the continuation: with fewer the middle 80 % still has much of filling up and running dry in it."""
+"""Rollouts a RUN slot of the continuation: with fewer the steady time still has much of filling up and running dry in it."""
 _MOST_ROLLOUTS = 600_000
 """Of one simulated point: about a minute."""
 _BASE_ROLLOUTS = 6000

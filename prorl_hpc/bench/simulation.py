@@ -17,6 +17,7 @@ from prorl_hpc.bench.simulation_config import SimulationConfig
 from prorl_hpc.bench.simulation_gauges import Course, Place
 from prorl_hpc.bench.simulation_tally import Tally
 from prorl_hpc.bench.simulation_times import Floats
+from prorl_hpc.bench.steady_rate import steady_rate
 from prorl_hpc.messages.rollout import Stage, Status
 
 
@@ -50,7 +51,7 @@ class SimulationResult:
     throughput_per_s: float
     """From the start to the end of the last rollout."""
     steady_per_s: float
-    """Between the first and the last tenth of the rollouts: without filling up and running dry."""
+    """Without filling up and running dry (steady_rate)."""
     ideal_per_s: float
     """What the tightest pool could do if it always had work."""
     limited_by: str
@@ -102,7 +103,7 @@ def simulate(
     return SimulationResult(
         config=config,
         throughput_per_s=tally.done / virtual_s if virtual_s else 0.0,
-        steady_per_s=_steady(tally.done_at_s),
+        steady_per_s=found[2] if (found := steady_rate(tally.done_at_s, tally.run_began_s)) else 0.0,
         ideal_per_s=ideal_per_s,
         limited_by=limited_by,
         pools=[*_pools(config, cluster.gauges.areas(virtual_s), virtual_s), *_coordinator(cluster, virtual_s)],
@@ -124,13 +125,6 @@ def _waits(values: array[float]) -> Waits:
     seconds = np.frombuffer(values)
     p50, p99 = np.percentile(seconds, (50, 99))
     return Waits(float(seconds.mean()), float(p50), float(p99))
-
-
-def _steady(done_at_s: array[float]) -> float:
-    low, high = len(done_at_s) // 10, len(done_at_s) - 1 - len(done_at_s) // 10
-    if high <= low or done_at_s[high] <= done_at_s[low]:
-        return 0.0
-    return (high - low) / (done_at_s[high] - done_at_s[low])
 
 
 def _ideal(config: SimulationConfig, tally: Tally) -> tuple[float, str]:

@@ -82,7 +82,10 @@ def _figures(result: SimulationResult) -> Iterator[tuple[str, str]]:
     yield "cluster", f"{config.nodes:,} nodes × {config.slots} slots, {config.servers} LLM servers, seed {config.seed}"
     ended = ", ".join(f"{count:,} {status}" for status, count in result.statuses.items() if count)
     yield "rollouts", f"{ended}; {result.retries:,} retries"
-    yield "throughput", f"{result.throughput_per_s:,.2f} rollouts/s; {result.steady_per_s:,.2f} in the middle 80 %"
+    yield (
+        "throughput",
+        f"{result.throughput_per_s:,.2f} rollouts/s; {result.steady_per_s:,.2f} without filling up and running dry",
+    )
     share = _percent(result.throughput_per_s, result.ideal_per_s)
     yield "ideal", f"{result.ideal_per_s:,.2f} rollouts/s, limited by {result.limited_by}; reached: {share}"
     if result.batch_mean_s is not None:

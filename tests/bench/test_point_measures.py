@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl_hpc.bench.point_measures import ROLLOUT_SCHEMA, measure, rollout_table, steady, utilisation
+from prorl_hpc.bench.point_measures import ROLLOUT_SCHEMA, measure, rollout_table, utilisation
 from prorl_hpc.bench.scaling_records import (
     RECORD_FILE,
     BatchNote,
@@ -32,7 +32,7 @@ POOL_SIZES = {"init": 4, "ready": 8, "run": 10, "eval": 5}
 
 
 def rollout(number: int, status: Status = Status.DONE) -> RolloutResult:
-    """Two turns of 3 and 4 tokens; RUN took as many seconds as its number says."""
+    """Two turns of 3 and 4 tokens; RUN began two seconds before the end."""
     segments = [
         Segment([1] * 9),
         Segment([2] * 3, [0.0] * 3, True, 0),
@@ -40,8 +40,8 @@ def rollout(number: int, status: Status = Status.DONE) -> RolloutResult:
         Segment([2] * 4, [0.0] * 4, True, 0),
     ]
     metrics = {"turns": 2.0, "tool_calls": 2.0, "tool_s": 1.5, "tool_asked_s": 1.0} if status is Status.DONE else {}
-    timings = [StageTiming(Stage.INIT, 0.5, 1.0), StageTiming(Stage.RUN, 0.25, float(number))]
-    timings += [StageTiming(Stage.EVAL, 0.0, 2.0)] if status is Status.DONE else []
+    timings = [StageTiming(Stage.INIT, 0.5, 1.0), StageTiming(Stage.RUN, 0.25, 0.5)]
+    timings += [StageTiming(Stage.EVAL, 0.0, 1.5)] if status is Status.DONE else []
     reward = 1.0 if status is Status.DONE else None
     trajectory = Trajectory(segments)
     return RolloutResult(
@@ -80,8 +80,8 @@ def test_rates_are_those_between_the_first_and_the_last_tenth(tmp_path: Path) ->
     assert figures.generated_tokens_per_s == pytest.approx(7.0)
     assert figures.utilisation == {"init": 0.25, "ready": 1.0, "run": 1.0, "eval": 0.0}
     assert (figures.engine_busy, figures.engine_requests) == (0.5, 2.5)
-    assert (figures.waits["init"].mean, figures.waits["run"].p50, figures.stages["eval"].p99) == (0.5, 0.25, 2.0)
-    assert figures.stages["run"].mean == pytest.approx(9.5)
+    assert (figures.waits["init"].mean, figures.waits["run"].p50, figures.stages["eval"].p99) == (0.5, 0.25, 1.5)
+    assert figures.stages["run"].mean == pytest.approx(0.5)
     assert figures.tool_call_s == pytest.approx(0.25)
     assert figures.coordinator_s == pytest.approx(0.02)
     assert (figures.batch_s, figures.trainer_busy, figures.prefix_hit_rate) == ([], None, None)
@@ -118,18 +118,9 @@ def test_a_pool_without_slots_has_no_utilisation() -> None:
     assert found == {"init": 0.25, "run": 0.5, "eval": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("ended_at_s", "found"),
-    [
-        ([float(n) for n in range(1, 11)], (2.0, 9.0, 1.0)),
-        ([3.0], (0.0, 10.0, 0.1)),
-        ([4.0] * 5, (0.0, 10.0, 0.5)),
-    ],
-)
-def test_steady_of_few_rollouts_is_over_the_whole_time(
-    ended_at_s: list[float], found: tuple[float, float, float]
-) -> None:
-    assert steady(ended_at_s, 10.0) == pytest.approx(found)
+def test_the_rate_of_few_rollouts_is_over_the_whole_time(tmp_path: Path) -> None:
+    figures = measure(a_run(tmp_path, [rollout(1), rollout(2)]), record({"load-1": 9.0, "load-2": 9.0}), SPEC)
+    assert figures.steady_per_s == pytest.approx(2 / 30)
 
 
 def test_a_point_without_a_rollout_that_is_done_has_no_figures(tmp_path: Path) -> None:
@@ -159,7 +150,7 @@ def test_the_table_has_a_row_of_every_rollout_of_every_point(tmp_path: Path) -> 
     table = rollout_table(results)
     assert table.schema == ROLLOUT_SCHEMA
     first, second, third = table.to_pylist()
-    assert (first["point"], first["nodes"], first["ended_at_s"], first["run_busy_s"]) == ("nodes-2", 2, 9.0, 1.0)
+    assert (first["point"], first["nodes"], first["ended_at_s"], first["run_busy_s"]) == ("nodes-2", 2, 9.0, 0.5)
     assert (first["turns"], first["tokens"], first["worker"], first["server"]) == (2, 7, "w", "s")
     assert (second["status"], second["ended_at_s"], second["eval_busy_s"], second["turns"]) == (
         "cancelled",

@@ -42,7 +42,7 @@ def test_rates_with_the_ideal_and_a_failed_point_that_is_seen() -> None:
     assert lines["measured"].get_ydata()[-1] == pytest.approx(0.9)
     assert list(lines["ProRL Agent's chart (14B on GPUs)"].get_ydata()) == list(EFFICIENCY.values())
     assert rates.get_ylim()[0] == shares.get_ylim()[0] == 0
-    assert (rates.get_xlabel(), rates.get_ylabel()) == ("nodes", "rollouts/s (middle 80 %)")
+    assert (rates.get_xlabel(), rates.get_ylabel()) == ("nodes", "rollouts/s (steady)")
     assert "scripted" in figure.get_suptitle()
 
 
@@ -86,7 +86,7 @@ def test_no_empty_plot(tmp_path: Path) -> None:
     assert set(drawn) == {"scaling", "utilisation", "waits", "busy"}
     assert {path.name for path in folder.iterdir()} == {f"{name}.{kind}" for name in drawn for kind in ("png", "svg")}
     svg = (folder / "scaling.svg").read_text()
-    assert "rollouts/s (middle 80 %)" in svg and "<dc:date>" not in svg
+    assert "rollouts/s (steady)" in svg and "<dc:date>" not in svg
     assert (folder / "scaling.png").read_bytes().startswith(b"\x89PNG")
     (folder / "batches.png").write_bytes(b"of a series before")
     assert set(draw_plots(folder, [failed(spec(1))], None)) == {"scaling"}

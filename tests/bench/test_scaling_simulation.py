@@ -104,7 +104,7 @@ def test_the_coordinators_rest_is_told_from_its_work() -> None:
 
 
 def test_a_station_that_is_fast_enough_changes_nothing_and_one_that_is_not_is_the_limit() -> None:
-    config = {"rollouts": 2000, "nodes": 10, "slots": 10, "init": "0", "run": "constant:10", "eval": "0", "plot": ""}
+    config = {"rollouts": 2000, "nodes": 10, "slots": 10, "init": "0", "run": "uniform:8:12", "eval": "0", "plot": ""}
     free = simulate(SimulationConfig(**config))
     fast = simulate(SimulationConfig(**config, coordinator_s=0.001))
     slow = simulate(SimulationConfig(**config, coordinator_s=0.2))

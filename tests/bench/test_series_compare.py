@@ -71,9 +71,7 @@ def test_runs_by_their_rollouts(tmp_path: Path) -> None:
     empty = {name: [] for name in SCHEMA.names if pa.types.is_list(SCHEMA.field(name).type)}
     runs = []
     for seconds in (10.0, 20.0):
-        config = compose(
-            ["engine=scripted", f"run.root={tmp_path}", f"rollout.run_slots={seconds:.0f}"]
-        )
+        config = compose(["engine=scripted", f"run.root={tmp_path}", f"rollout.run_slots={seconds:.0f}"])
         run = RunDirectory.create(config)
         rows = [
             {**empty, "rollout_id": f"b0.g0.s{n}", "batch_id": "b0", "batch_elapsed_s": seconds, "status": "done",

@@ -16,7 +16,7 @@ class Measure:
     """A number of a point, compared between variants.
 
     ``of`` gives None where the point has none; then ``absent`` says why. ``less``: less is better. ``points``: the gain is
-    a difference, not a ratio. ``goal`` of the gain, against the variant ``against`` (empty: each); ``strictly``: must be
+    a difference (of percents), not a ratio. ``goal`` of the gain, against the variant ``against`` (empty: each); ``strictly``: must be
     more. ``paper``: the seed's figure.
     """
 
@@ -33,7 +33,7 @@ class Measure:
 
     @property
     def gain_unit(self) -> str:
-        return self.unit if self.points else "x"
+        return "points" if self.points else "x"
 
     def gain(self, ours: float, other: float) -> float | None:
         """Above 1 (points: above 0) where ours is better; None for a ratio with nothing."""

@@ -287,7 +287,7 @@ def balancing(*, real: bool) -> Ablation:
             ),
             Measure(
                 "prefix-cache hits",
-                "points",
+                "%",
                 _hits,
                 points=True,
                 goal=0.0,

@@ -1,4 +1,4 @@
-"""The page of ``bench all``: a head that says where, when and from what, and under it the table of every bench."""
+"""The page of ``bench all``: a head that says where, when and from what, and the table of every bench."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ def check_page(path: Path, names: list[str]) -> None:
         check_place(path, name)
 
 
-def write_page(path: Path, found: Everything) -> None:
-    """The machine, the commit and the date stand in the head alone."""
+def write_page(path: Path, found: Everything, *, quick: bool) -> None:
+    """The machine, the commit and the date stand in the head alone. ``quick``: so do all tables, and those of the benches
+    stay as their whole sizes left them."""
+    if quick:
+        tables = [f"### {outcome.name}, quick\n\n{outcome.report.table()}" for outcome in found.outcomes]
+        write_between(path, HEAD, "\n\n".join([head(found), *tables]))
+        return
     write_between(path, HEAD, head(found))
     for outcome in found.outcomes:
         write_between(path, outcome.name, outcome.report.table())

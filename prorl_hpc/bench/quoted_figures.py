@@ -12,6 +12,7 @@ import msgspec
 from prorl_hpc.messages.errors import ConfigError
 
 _SECTION = re.compile(r"<!-- bench (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
+_QUICK = re.compile(r"### (\S+), quick$")
 _QUOTE = re.compile(r"<!-- figure (?P<bench>[\w-]+): (?P<name>.+?) -->(?P<text>.*?)<!-- /figure -->", re.DOTALL)
 _BORDER = re.compile(r"(?<!\\)\|")
 
@@ -63,13 +64,17 @@ def refresh(benchmarks: Path) -> list[Quote]:
 
 
 def figures(text: str) -> dict[tuple[str, str], str]:
-    """(bench, name) → value and unit, of all tables between marks. Of several with one name the first."""
+    """(bench, name) → value and unit, of all tables between marks. Of several with one name the first: tables of
+    ``bench all --quick`` stand before those of the benches alone, each under a heading with its bench."""
     found: dict[tuple[str, str], str] = {}
     for section in _SECTION.finditer(text):
+        bench = section[1]
         for line in section[2].splitlines():
+            if heading := _QUICK.match(line):
+                bench = heading[1]
             cells = [cell.strip().replace("\\|", "|") for cell in _BORDER.split(line)]
             if len(cells) > 2 and cells[1] not in ("", "figure", "bench") and not cells[1].startswith("---"):
-                found.setdefault((section[1], cells[1]), _rounded(cells[2]))
+                found.setdefault((bench, cells[1]), _rounded(cells[2]))
     return found
 
 

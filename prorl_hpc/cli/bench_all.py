@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     found = run_all(plan, args.quick, folder, shlex.join(["prorl-hpc", "bench", "all", *argv]), say)
     if args.write:
-        write_page(args.write, found)
+        write_page(args.write, found, quick=args.quick)
         for picture in copy_pictures(folder, args.write):
             say(f"{picture} is written")
         for quote in refresh(args.write):
@@ -57,7 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="15 minutes on two cores: smaller sizes, fewer parts")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write all tables into FILE (docs/benchmarks.md)")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="write all tables into FILE (docs/benchmarks.md); with --quick under the head",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="for every bench's report and log (bench-all-DATE)")
     return parser
 

@@ -14,6 +14,7 @@ from prorl_hpc.bench import everything_plan
 from prorl_hpc.bench.everything import Bench, Everything, Outcome, run_all, run_one, summary
 from prorl_hpc.bench.everything_page import check_page, copy_pictures, write_page
 from prorl_hpc.bench.figures import Figure, Machine, Report
+from prorl_hpc.bench.quoted_figures import figures
 from prorl_hpc.bench.scaling import points_of, read_words
 from prorl_hpc.cli import bench_all
 from prorl_hpc.cli.bench import BENCHES
@@ -69,11 +70,22 @@ def test_the_page_has_the_machine_once_and_a_table_for_each_bench(tmp_path: Path
     page = tmp_path / "benchmarks.md"
     page.write_text(_MARKS)
     check_page(page, ["good", "breaks"])
-    write_page(page, _found([_outcome("good", 0), _outcome("breaks", 1)]))
+    write_page(page, _found([_outcome("good", 0), _outcome("breaks", 1)]), quick=False)
     text = page.read_text()
     assert text.count("a machine's model") == text.count("2026-01-01") == text.count("commit c0ffee") == 1
     assert "| [good](#bench-good) | `prorl-hpc bench good` | 1 | 1 | 12 | 0.25 |" in text
     assert text.count("| speed of good | 2 x |") == 1 and "stale" not in text and text.count("kept") == 3
+
+
+def test_quick_tables_stand_under_the_head_and_are_quoted_first(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text(_MARKS)
+    write_page(page, _found([_outcome("good", 0), _outcome("breaks", 1)]), quick=True)
+    text = page.read_text()
+    assert (
+        "### good, quick" in text and "### breaks, quick" in text and text.count("stale") == _MARKS.count("stale") - 1
+    )
+    assert figures(text)["good", "speed of good"] == "2 ×"
 
 
 def test_pictures_that_were_drawn_go_beside_the_page(tmp_path: Path) -> None:

@@ -44,7 +44,10 @@ def test_the_configurations_that_come_with_it_are_valid(overrides: list[str]) ->
         ({"trainer__adam_betas": [0.9]}, "two numbers"),
         ({"rollout__run_s": 1e6}, "rollout.total_s"),
         ({"rollout__lost_after_s": 1.0}, "live nodes are taken as lost"),
-        ({"rollout__balancing": "fastest"}, "rollout.balancing=fastest: must be one of least_in_flight, round_robin, round_robin_per_request"),
+        (
+            {"rollout__balancing": "fastest"},
+            "rollout.balancing=fastest: must be one of least_in_flight, round_robin, round_robin_per_request",
+        ),
         ({"rollout__when_server_lost": "wait"}, "rollout.when_server_lost=wait: must be one of move, retry"),
         ({"rollout__workers_per_node": 0}, "rollout.workers_per_node=0: must be at least 1"),
         ({"rollout__drain_s": -1.0}, "rollout.drain_s=-1.0: must be 0 or more"),

@@ -20,13 +20,13 @@ from prorl_hpc.bench.scaling_records import (
     PointSpec,
     Times,
 )
-from prorl_hpc.bench.steady_rate import steady_rate
+from prorl_hpc.bench.steady_rate import span, steady_rate
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.inference.request_records import read_requests
 from prorl_hpc.messages.batch import WhenFull
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import RunError
-from prorl_hpc.messages.rollout import Stage, Status
+from prorl_hpc.messages.rollout import Stage, StageTiming, Status
 from prorl_hpc.observe.rollout_store import read_rollouts
 
 STAGES = tuple(stage.value for stage in Stage)
@@ -45,10 +45,11 @@ def measure(run: RunDirectory, record: LoadRecord, spec: PointSpec) -> PointFigu
         done = [row for row in done if row["ended_at_s"] is not None]
     if late := sum(row["ended_at_s"] is None for row in done):
         raise RunError(f"{spec.name}: {late} rollouts of {run.path} are done that bench_record.json does not know")
-    ended = sorted(row["ended_at_s"] for row in done)
     seconds = record.ended - record.began
+    coupled = run.load_config().rollout.coupled
+    spans = np.array([_span(row) for row in done])
     whole = (0.0, seconds, len(done) / seconds)
-    first, last, steady_per_s = steady_rate(ended, [_run_began(row) for row in done]) or whole
+    first, last, steady_per_s = steady_rate(spans, record.pool_sizes, coupled=coupled) or whole
     samples = [s for s in record.samples if first <= s.at - record.began <= last] or record.samples
     asked = sum(row["tool_calls"] for row in done)
     extra_s = sum(row["tool_s"] - row["tool_asked_s"] for row in done)
@@ -58,7 +59,7 @@ def measure(run: RunDirectory, record: LoadRecord, spec: PointSpec) -> PointFigu
         seconds=seconds,
         per_s=len(done) / seconds,
         steady_per_s=steady_per_s,
-        utilisation=utilisation(samples, record.pool_sizes, coupled=run.load_config().rollout.coupled),
+        utilisation=utilisation(samples, record.pool_sizes, coupled=coupled),
         waits={stage: _times([row[f"{stage}_queued_s"] for row in done]) for stage in STAGES},
         stages={stage: _times([row[f"{stage}_busy_s"] for row in done]) for stage in STAGES},
         turns_per_s=steady_per_s * _mean(done, "turns"),
@@ -74,9 +75,9 @@ def measure(run: RunDirectory, record: LoadRecord, spec: PointSpec) -> PointFigu
     )
 
 
-def _run_began(row: dict[str, Any]) -> float:
-    """Seconds after the load began."""
-    return float(row["ended_at_s"] - row["eval_busy_s"] - row["eval_queued_s"] - row["run_busy_s"])
+def _span(row: dict[str, Any]) -> tuple[float, ...]:
+    timings = [StageTiming(stage, row[f"{stage.value}_queued_s"], row[f"{stage.value}_busy_s"]) for stage in Stage]
+    return span(row["ended_at_s"], timings)
 
 
 def utilisation(samples: Sequence[GaugeSample], sizes: dict[str, int], *, coupled: bool) -> dict[str, float]:

@@ -28,6 +28,8 @@ ENGINE = ("engine.script.first_token_s=0.06", "engine.script.token_s=0.01")
 """Times of the scripted engine where neither latency= nor engine.script. says others: chosen, not fitted."""
 WHOLE_TURNS = "engine.script.reply_min_tokens=1000000"
 """A scripted turn is as long as the workload's row says, and not anything up to that."""
+LEAST = 128
+"""Rollouts of a point: those of few nodes get their rows so often, for chance in them would be in every efficiency."""
 MOST_NODES = 4096
 _NODES = (1, 2, 4, 8)
 
@@ -84,7 +86,7 @@ def points_of(asked: Asked, place: str, *, quick: bool = False) -> list[PointSpe
     base = list(asked.overrides)
     if not last(base, "engine") and not last(base, "engine.kind"):
         base = ["engine=scripted", *base]
-    points = _node_points(asked, base, place) if asked.nodes else []
+    points = _node_points(asked, base, place, 0 if quick else LEAST) if asked.nodes else []
     if asked.ablate:
         from prorl_hpc.bench.ablations import ablation_points
 
@@ -92,7 +94,7 @@ def points_of(asked: Asked, place: str, *, quick: bool = False) -> list[PointSpe
     return points
 
 
-def _node_points(asked: Asked, base: list[str], place: str) -> list[PointSpec]:
+def _node_points(asked: Asked, base: list[str], place: str, least: int) -> list[PointSpec]:
     sizes = [] if place == "slurm" else [*ONE_MACHINE]
     words = last_of_each([f"bench={asked.workload}", *sizes, *_engine(base), *base])
     if asked.recorded:
@@ -101,9 +103,16 @@ def _node_points(asked: Asked, base: list[str], place: str) -> list[PointSpec]:
     per_node = asked.rollouts or rollouts_per_node(composed.config)
     words = last_of_each([f"task.train.size={per_node}", *words])  # N nodes get the very work of one node N times
     return [
-        PointSpec(f"nodes-{n}", n, words, LoadOrder(rollouts=per_node * n), time_minutes=asked.minutes)
+        PointSpec(
+            f"nodes-{n}", n, words, _load(per_node * n, 0 if asked.rollouts else least), time_minutes=asked.minutes
+        )
         for n in asked.nodes
     ]
+
+
+def _load(rollouts: int, least: int) -> LoadOrder:
+    """All rows equally often."""
+    return LoadOrder(rollouts=rollouts * max(1, math.ceil(least / rollouts)))
 
 
 def _engine(words: list[str]) -> list[str]:

@@ -33,8 +33,8 @@ _PLACES = {
     "private": "a Slurm cluster of its own on one machine, whose nodes share its CPUs",
 }
 _METHOD = """\
-- **Rate**: rollouts that are done per second between the first and the last tenth of them, and while RUNs still began: without
-  filling up and running dry; the simulator's is the same.
+- **Rate**: rollouts per second that the fullest pool gets through, from the end of the first tenth of all to the end of
+  the last and not after the last RUN began: without filling up and running dry; the simulator's is the same.
 - **Efficiency** at N nodes: (rate at N / N) / (rate at m / m), m the smallest node count that was measured.
 - All rollouts of a point are ordered at its start, so the wait for INIT is the time in that queue: it says how many
   were ordered, not that something is slow.

@@ -103,7 +103,7 @@ def simulate(
     return SimulationResult(
         config=config,
         throughput_per_s=tally.done / virtual_s if virtual_s else 0.0,
-        steady_per_s=found[2] if (found := steady_rate(tally.done_at_s, tally.run_began_s)) else 0.0,
+        steady_per_s=_steady(config, tally),
         ideal_per_s=ideal_per_s,
         limited_by=limited_by,
         pools=[*_pools(config, cluster.gauges.areas(virtual_s), virtual_s), *_coordinator(cluster, virtual_s)],
@@ -125,6 +125,14 @@ def _waits(values: array[float]) -> Waits:
     seconds = np.frombuffer(values)
     p50, p99 = np.percentile(seconds, (50, 99))
     return Waits(float(seconds.mean()), float(p50), float(p99))
+
+
+def _steady(config: SimulationConfig, tally: Tally) -> float:
+    pools = config.pools
+    sizes = {stage.value: config.nodes * getattr(pools, stage.value) for stage in Stage}
+    spans = np.frombuffer(tally.spans).reshape(-1, 6)
+    found = steady_rate(spans, sizes, coupled=pools.coupled)
+    return found[2] if found is not None else 0.0
 
 
 def _ideal(config: SimulationConfig, tally: Tally) -> tuple[float, str]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
 
 from prorl_hpc.bench.simulation_draws import Fate
-from prorl_hpc.messages.rollout import RolloutResult, Stage, StageTiming, Status
+from prorl_hpc.bench.steady_rate import span
+from prorl_hpc.messages.rollout import RolloutResult, Stage, Status
 
 
 class Tally:
     def __init__(self) -> None:
         self.submitted = self.ended = self.done = self.retries = self.events = 0
         self.statuses: Counter[Status] = Counter()
-        self.done_at_s = array("d")
-        self.run_began_s = array("d")
-        """Of those that are done, in the same order."""
+        self.spans = array("d")
+        """steady_rate.Spans of those that are done, row by row."""
         self.waits_s = {stage: array("d") for stage in Stage}
         """Waits for each stage, of the last attempts of all that ended."""
         self.work_s = [0.0, 0.0, 0.0]
@@ -30,18 +29,8 @@ class Tally:
             self.waits_s[timing.stage].append(timing.queued_s)
         if result.status is Status.DONE:
             self.done += 1
-            self.done_at_s.append(now)
-            self.run_began_s.append(now - sum(_since_run_began(result.timings)))
+            self.spans.extend(span(now, result.timings))
             work = self.work_s
             work[0] += fate[0]
             work[1] += fate[1]
             work[2] += fate[2]
-
-
-def _since_run_began(timings: Sequence[StageTiming]) -> Iterator[float]:
-    """The parts of it, seconds."""
-    for timing in timings:
-        if timing.stage is Stage.RUN:
-            yield timing.busy_s
-        elif timing.stage is Stage.EVAL:
-            yield timing.queued_s + timing.busy_s

@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prorl_hpc.messages.rollout import Stage, StageTiming
 
-def steady_rate(ended_s: Sequence[float], run_began_s: Sequence[float]) -> tuple[float, float, float] | None:
-    """(from, to, rollouts per second between). ``ended_s``: when each rollout that is done ended, sorted; ``run_began_s``:
-    when each began its RUN, in any order.
+Spans = NDArray[np.float64]
+"""When each rollout that is done began and ended INIT, RUN and EVAL, seconds: shape (rollouts, 6), in the order of ``span``."""
+
+
+def span(ended_s: float, timings: Sequence[StageTiming]) -> tuple[float, ...]:
+    """A row of Spans, counted back from the end; a stage without a timing took no time."""
+    found = []
+    by_stage = {timing.stage: timing for timing in timings}
+    at = ended_s
+    for stage in reversed(Stage):
+        timing = by_stage.get(stage)
+        began = at - (timing.busy_s if timing is not None else 0.0)
+        found += [at, began]
+        at = began - (timing.queued_s if timing is not None else 0.0)
+    return tuple(reversed(found))
+
+
+def steady_rate(spans: Spans, slots: Mapping[str, int], *, coupled: bool = False) -> tuple[float, float, float] | None:
+    """(from, to, rollouts per second between). ``slots``: of each stage, over all nodes; ``coupled``: those of ``run`` are
+    held from the beginning of INIT to the end of EVAL.
 
     From the end of the first tenth to the end of the last, or to the last start of a RUN if that comes before: from
     then on slots are empty, and how long the rest takes says how long the slowest rollouts are, not how fast the system
-    is. None for fewer than three rollouts, and where there is no such time: they are too few to fill the system.
+    is. The rate is that at which the fullest pool gets through rollouts, which all others follow: each counts by the share
+    of its time there that lies between. Counting ends instead would give the same on average, but jumps by whole bunches
+    where few rollouts are measured. None for fewer than three rollouts, and where there is no such time: they are too few to
+    fill the system.
     """
-    ended: NDArray[np.float64] = np.asarray(ended_s, dtype=np.float64)
+    if len(spans) < 3:
+        return None
+    ended = np.sort(spans[:, 5])
     tenth = len(ended) // 10
-    if len(ended) < 3:
+    first, last = float(ended[tenth]), min(float(ended[-1 - tenth]), float(spans[:, 2].max()))
+    if last <= first:
         return None
-    first, last = float(ended[tenth]), min(float(ended[-1 - tenth]), float(np.max(run_began_s)))
-    count = int(np.searchsorted(ended, last, "right") - np.searchsorted(ended, first, "right"))
-    if last <= first or count < 1:
-        return None
-    return first, last, count / (last - first)
+    if coupled:
+        held = [(spans[:, 0], spans[:, 5], slots["run"])]
+    else:
+        held = [(spans[:, 2 * i], spans[:, 2 * i + 1], slots.get(stage.value, 0)) for i, stage in enumerate(Stage)]
+    flows = [_flow(began, over, first, last, size) for began, over, size in held if size]
+    _, flow = max(flows, default=(0.0, 0.0))
+    return (first, last, flow) if flow > 0 else None
+
+
+def _flow(began: Spans, ended: Spans, first: float, last: float, size: int) -> tuple[float, float]:
+    """(share of the slots that is in use, rollouts per second) between ``first`` and ``last``."""
+    within = np.clip(np.minimum(ended, last) - np.maximum(began, first), 0.0, None)
+    busy = ended - began
+    at_once = (first < ended) & (ended <= last)
+    shares = np.divide(within, busy, out=at_once.astype(np.float64), where=busy > 0)
+    return float(within.sum()) / (last - first) / size, float(shares.sum()) / (last - first)

@@ -20,7 +20,7 @@ from prorl_hpc.slurm.plan import make_plan
 def test_more_nodes_get_more_rollouts_in_proportion() -> None:
     points = points_of(read_words(["nodes=4,1", "workload=math-like", "rollout.run_slots=3", "minutes=7"]), "slurm")
     assert [(point.name, point.nodes, point.load.rollouts) for point in points] == [
-        ("nodes-1", 1, 64),  # at least 12 for each slot, and all 64 rows of the workload equally often
+        ("nodes-1", 1, 128),  # all 64 rows of the workload equally often, for at least 12 for each slot and 128 in all
         ("nodes-4", 4, 256),
     ]
     assert {last(points[0].overrides, name) for name in ("bench", "engine", "rollout.run_slots")} == {

@@ -7,36 +7,69 @@ from hypothesis import strategies as st
 
 from prorl_hpc.bench.simulation import simulate
 from prorl_hpc.bench.simulation_config import SimulationConfig
-from prorl_hpc.bench.steady_rate import steady_rate
+from prorl_hpc.bench.steady_rate import Spans, span, steady_rate
+from prorl_hpc.messages.rollout import Stage, StageTiming
+
+SLOTS = {"init": 4, "run": 2, "eval": 100}
 
 
-def test_it_leaves_out_the_first_tenth_and_the_last() -> None:
-    ended = [float(n) for n in range(1, 11)]
-    assert steady_rate(ended, [20.0]) == (2.0, 9.0, 1.0)
+def one_after_the_other(count: int, run_s: float, eval_s: float = 0.0) -> Spans:
+    """Two RUN slots that are never empty; INIT takes no time."""
+    ended = [run_s * (number // 2 + 1) for number in range(count)]
+    return np.array([span(at + eval_s, [timing(Stage.RUN, run_s), timing(Stage.EVAL, eval_s)]) for at in ended])
+
+
+def timing(stage: Stage, busy_s: float, queued_s: float = 0.0) -> StageTiming:
+    return StageTiming(stage, queued_s, busy_s)
+
+
+def test_a_span_is_counted_back_from_the_end() -> None:
+    timings = [timing(Stage.INIT, 1.0, 9.0), timing(Stage.RUN, 3.0, 2.0), timing(Stage.EVAL, 4.0, 0.5)]
+    assert span(20.0, timings) == (9.5, 10.5, 12.5, 15.5, 16.0, 20.0)
+    assert span(20.0, timings[:1]) == (19.0, 20.0, 20.0, 20.0, 20.0, 20.0)
+
+
+def test_it_is_what_the_fullest_pool_gets_through() -> None:
+    found = steady_rate(one_after_the_other(40, 4.0), SLOTS)
+    assert found is not None and found[2] == pytest.approx(0.5)
 
 
 def test_it_ends_when_no_run_begins_any_more() -> None:
-    """Two a second while there is work; then those that take long, one every ten seconds."""
-    ended = [n / 2 for n in range(1, 41)] + [30.0, 40.0, 50.0]
-    found = steady_rate(ended, [*np.arange(0.0, 20.5, 0.5)])
+    """However long the evaluations take that are still under way then."""
+    spans = one_after_the_other(40, 4.0)
+    spans[20:, 5] += 500.0
+    found = steady_rate(spans, SLOTS)
     assert found is not None
-    assert found[2] == pytest.approx(2.0) and found[1] == 19.5
+    assert found[1] == 76.0 and found[2] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("ended", "began"), [([3.0], [1.0]), ([4.0] * 5, [1.0] * 5), ([5.0, 6.0, 7.0, 8.0], [0.0] * 4)]
-)
-def test_too_few_rollouts_have_none(ended: list[float], began: list[float]) -> None:
-    assert steady_rate(ended, began) is None
+def test_slow_evaluations_that_fill_their_pool_are_the_rate() -> None:
+    began = np.arange(40) // 2 * 10.0
+    spans = np.stack([began * 0, began * 0, began * 0.1, began * 0.1 + 1.0, began + 1, began + 11], axis=1)
+    spans[-1, 2] = 400.0  # a RUN that begins late
+    found = steady_rate(spans, {"init": 4, "run": 4, "eval": 2})
+    assert found is not None and found[2] == pytest.approx(0.2)
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=3), st.lists(st.floats(0, 1e6), min_size=1))
-def test_it_counts_what_ended_between(ended: list[float], began: list[float]) -> None:
-    found = steady_rate(sorted(ended), began)
+def test_coupled_slots_are_held_from_init_to_eval() -> None:
+    spans = one_after_the_other(40, 4.0)
+    spans[:, 0] = spans[:, 1] = spans[:, 2]
+    found = steady_rate(spans, {"run": 2}, coupled=True)
+    assert found is not None and found[2] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("spans", [one_after_the_other(2, 3.0), one_after_the_other(4, 0.0)])
+def test_too_few_rollouts_have_none(spans: Spans) -> None:
+    assert steady_rate(spans, SLOTS) is None
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 10**4)] * 6).map(np.cumsum), min_size=3, max_size=20))
+def test_it_is_a_rate_of_some_pool_within_the_whole_time(rows: list[Spans]) -> None:
+    found = steady_rate(np.array(rows), SLOTS)
     if found is not None:
         first, last, rate = found
-        assert rate * (last - first) == pytest.approx(sum(first < at <= last for at in ended))
-        assert rate > 0 and last <= max(began)
+        assert min(row[5] for row in rows) <= first < last <= max(row[2] for row in rows)
+        assert 0 < rate * (last - first) <= len(rows) + 1e-6
 
 
 def test_a_system_that_loses_nothing_is_as_fast_on_eight_nodes_as_eight_times_on_one() -> None:

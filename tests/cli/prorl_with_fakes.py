@@ -14,5 +14,5 @@ from prorl_hpc.__main__ import main
 
 prorl_hpc.cli.launch.make_plan = fake_plan
 prorl_hpc.cli.resume.make_plan = fake_plan
-prorl_hpc.cli.preflight_model.check_model = lambda *_: []
+prorl_hpc.cli.preflight_model.check_model = lambda *_, **__: []
 sys.exit(main())

@@ -35,7 +35,7 @@ def test_what_the_model_was_made_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], tokens: int, parallel: int, told: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(own))
-    monkeypatch.setattr(preflight_model, "check_model", lambda *_: [])
+    monkeypatch.setattr(preflight_model, "check_model", lambda *_, **__: [])
     config = ProrlConfig()
     config.model.path, config.model.max_context_tokens = str(tmp_path), tokens
     config.engine.tensor_parallel = parallel

@@ -64,7 +64,7 @@ def test_a_prepared_model_is_asked_whether_it_can_think(tmp_path: Path, monkeypa
     monkeypatch.setattr(preflight_model, "prepared_model", lambda _: write_chat_model(tmp_path / "model"))
     config = ProrlConfig()
     config.model.prepare = "tiny"
-    monkeypatch.setattr(preflight_model, "check_model_dir", lambda _: None)
+    monkeypatch.setattr(preflight_model, "check_model_dir", lambda _, **__: None)
     assert list(preflight_model.model_problems(config)) == []
     config.model.thinking = "on"
     config.policies["b"] = PolicyConfig(model=ModelConfig(prepare="tiny", thinking="on"))

@@ -27,7 +27,7 @@ from prorl_hpc.bench.scaling_records import (
 from prorl_hpc.messages.batch import BatchResult, BatchSpec, BatchState
 from prorl_hpc.messages.codec import read_json, write_json
 from prorl_hpc.messages.errors import RunError
-from prorl_hpc.messages.rollout import RolloutSpec
+from prorl_hpc.messages.rollout import RolloutSpec, SamplingParams
 from prorl_hpc.messages.status import ProcessState, RunStatus, TrainerStatus
 from prorl_hpc.observe.process import (
     Process,
@@ -37,6 +37,7 @@ from prorl_hpc.observe.process import (
     stop_event,
     unless_stopped,
 )
+from prorl_hpc.observe.wording import commonest_failure
 from prorl_hpc.service.client import RolloutClient
 from prorl_hpc.slurm.plan import make_plan
 from prorl_hpc.tasks.dataset import Row, read_rows
@@ -92,7 +93,10 @@ class Load:
     async def _stream(self) -> None:
         """All at the start; over when every one has ended."""
         task, wanted = self.process.config.task.name, self.order.rollouts
-        specs = [RolloutSpec(f"load-{n}", task, self.row(n), client=_CLIENT) for n in range(wanted)]
+        specs = [
+            RolloutSpec(f"load-{n}", task, self.row(n), sampling=self._sampling(), client=_CLIENT)
+            for n in range(wanted)
+        ]
         for start in range(0, wanted, _ROLLOUTS_A_CALL):
             await self.client.submit_rollouts(specs[start : start + _ROLLOUTS_A_CALL])
         while len(self.ended_at) < wanted:
@@ -122,6 +126,7 @@ class Load:
             rows,
             order.groups,
             order.group_size,
+            sampling=self._sampling(),
             client=_CLIENT,
             when_full=order.when_full,
             refill=order.refill,
@@ -132,6 +137,10 @@ class Load:
         if result.progress.state is not BatchState.DONE:
             raise RunError(_not_full(spec, result))
         return result
+
+    def _sampling(self) -> SamplingParams:
+        """The row says how long a turn is, within what the task allows."""
+        return SamplingParams(max_tokens=self.process.config.task.max_turn_tokens)
 
     # what is seen of it
 
@@ -186,7 +195,7 @@ def _not_full(spec: BatchSpec, result: BatchResult) -> str:
     return (
         f"{spec.batch_id} ended {progress.state} with {progress.accepted} of {progress.groups_wanted} groups: of "
         f"{progress.rows_used} groups {progress.uniform} were uniform and {progress.broken} broken "
-        f"({progress.rollouts_failed} rollouts failed). Lower task.options.kinds.*.uniform_share, or see why rollouts fail"
+        f"({progress.rollouts_failed} rollouts failed{commonest_failure(result)}). Lower task.options.kinds.*.uniform_share, or see why rollouts fail"
     )
 
 

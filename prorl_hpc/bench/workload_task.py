@@ -1,8 +1,9 @@
 """The task of the scaling runs: real sandboxes and real tool calls that sleep as the row says, turns from the engine.
 
 What the model writes is not read: each turn is as many tokens as the row wants (an engine that ends a turn by itself makes
-it shorter), and each is answered by a tool call. Numbers for people in the rollout's metrics: ``turns``, ``tool_calls``,
-``tool_s`` (seconds in tool calls), ``tool_asked_s`` (what they were told to sleep), ``llm_s`` (seconds in turns).
+it shorter), and each is answered by a tool call. Numbers for people in the rollout's metrics: ``turns``, ``short_turns``
+(those with fewer tokens than the row wants), ``tool_calls``, ``tool_s`` (seconds in tool calls), ``tool_asked_s`` (what they
+were told to sleep), ``llm_s`` (seconds in turns).
 """
 
 from __future__ import annotations
@@ -53,7 +54,15 @@ class WorkloadTask:
         return [msgspec.to_builtins(row) for row in rows]
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        WorkloadRow.of(row)
+        wanted = WorkloadRow.of(row)
+        number, longest = max(enumerate((turn.tokens for turn in wanted.turns), 1), key=lambda turn: turn[1])
+        if longest > self._task.max_turn_tokens:
+            asked = "task.options.recorded" if self._recorded else f"task.options.kinds.{wanted.kind}.turn_tokens"
+            raise ValueError(
+                f"its turn {number} of {len(wanted.turns)} is to have {longest} tokens, and "
+                f"task.max_turn_tokens={self._task.max_turn_tokens} is the most that a turn can have: raise it (and "
+                f"model.max_context_tokens to hold all turns), or ask for fewer tokens ({asked})"
+            )
 
     async def init(self, context: RolloutContext) -> None:
         row = WorkloadRow.of(context.spec.row)
@@ -64,7 +73,7 @@ class WorkloadTask:
         row, conversation = WorkloadRow.of(context.spec.row), context.require_conversation()
         began, factor = time.monotonic(), row.factor(context.spec.sample)
         numbers = context.notes["numbers"] = dict.fromkeys(
-            ("turns", "tool_calls", "tool_s", "tool_asked_s", "llm_s"), 0.0
+            ("turns", "short_turns", "tool_calls", "tool_s", "tool_asked_s", "llm_s"), 0.0
         )
         prompt = _text(f"{row.id} prompt", round(row.prompt_tokens * _CHARS_A_TOKEN))
         messages = [Message("system", SYSTEM), Message("user", f"Work on {row.id}.\n{prompt}")]
@@ -73,12 +82,14 @@ class WorkloadTask:
             conversation.append(messages)
             await conversation.generate(max_tokens=turn.tokens)
             numbers["llm_s"] += time.monotonic() - asked
-            if conversation.last_turn is before or conversation.truncated:
+            answer = conversation.last_turn
+            if answer is None or answer is before or conversation.truncated:
                 raise ValueError(
                     f"turn {number} of {len(row.turns)} does not fit ({conversation.finish}): raise "
                     "model.max_context_tokens and task.max_turn_tokens, or make the workload smaller (task.options.kinds)"
                 )
             numbers["turns"] += 1
+            numbers["short_turns"] += len(answer.token_ids) < turn.tokens
             paced_s = row.run_s * number / len(row.turns) - (time.monotonic() - began)
             result = await self._tool_call(context, max(turn.tool_s * factor, paced_s), numbers)
             messages = [Message("user", f"Output:\n{result.output}")]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeGuard
+
+from prorl_hpc.messages.batch import BatchResult
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -38,6 +41,12 @@ def count(amount: int, singular: str, plural: str = "") -> str:
 def finishes_told(finishes: dict[str, int]) -> str:
     """``120 answer, 8 context``, the commonest first."""
     return ", ".join(f"{n} {finish}" for finish, n in sorted(finishes.items(), key=lambda item: (-item[1], item[0])))
+
+
+def commonest_failure(result: BatchResult) -> str:
+    """``, 12 of them: no worker``: what most of the failed rollouts say; empty if none failed."""
+    told = Counter(r.failure.message for group in result.groups for r in group.rollouts if r.failure is not None)
+    return "".join(f", {count} of them: {message[:500]}" for message, count in told.most_common(1))
 
 
 def overlap_told(record: dict[str, Any]) -> str:

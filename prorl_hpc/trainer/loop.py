@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.batch import BatchResult, BatchState
 from prorl_hpc.messages.errors import RunError, ServiceError
+from prorl_hpc.observe.wording import commonest_failure
 from prorl_hpc.trainer.age_limit import AgeLimit
 from prorl_hpc.trainer.batches import training_batch
 from prorl_hpc.trainer.best_model import BestModel
@@ -218,7 +218,7 @@ class TrainingLoop:
         if not figures["rollouts"]:
             raise RunError(
                 f"the held-out evaluation after step {step} has no finished rollout of {len(self.heldout)} prompts "
-                f"({figures['rollouts_failed']} failed{_commonest_failure(result)}): see rollouts/eval-{step}.parquet and the "
+                f"({figures['rollouts_failed']} failed{commonest_failure(result)}): see rollouts/eval-{step}.parquet and the "
                 "workers' logs"
             )
         held_out = HeldOutSet.of(spec)
@@ -246,9 +246,3 @@ class TrainingLoop:
 def _groups_told(record: dict[str, Any]) -> str:
     counts = [(record.get(f"groups_{kind}") or 0, kind) for kind in ("uniform", "broken", "stale", "equal_rewards")]
     return ", ".join(f"{n} {kind.replace('_', ' ')}" for n, kind in counts if n) or "none was accepted"
-
-
-def _commonest_failure(result: BatchResult) -> str:
-    """What most of the failed rollouts say, or ""."""
-    told = Counter(r.failure.message for group in result.groups for r in group.rollouts if r.failure is not None)
-    return "".join(f", {count} of them: {message[:500]}" for message, count in told.most_common(1))

@@ -101,6 +101,7 @@ async def test_a_stream_orders_the_rows_again_and_again_until_there_are_enough(p
     service = FakeService()
     record = await loaded(process, service, rollouts=1200)
     assert [spec.row["id"] for spec in service.rollouts[:4]] == ["row-0", "row-1", "row-2", "row-0"]
+    assert {spec.sampling.max_tokens for spec in service.rollouts} == {process.config.task.max_turn_tokens}
     assert set(record.ended_at) == {f"load-{n}" for n in range(1200)}
     assert record.began <= min(record.ended_at.values()) <= max(record.ended_at.values()) <= record.ended
     assert record.pool_sizes == {"init": 2, "run": 4}
@@ -116,6 +117,7 @@ async def test_batches_come_one_after_the_other_each_from_where_the_last_one_lef
     record = await loaded(process, service, **order, when_full=WhenFull.CARRY, train_s=0.05)
     assert [spec.rows[0]["id"] for spec in service.batches] == ["row-0", "row-2", "row-1"]
     assert {spec.when_full for spec in service.batches} == {WhenFull.CARRY}
+    assert {spec.sampling.max_tokens for spec in service.batches} == {process.config.task.max_turn_tokens}
     assert {spec.max_parallel_groups for spec in service.batches} == {6}
     assert [note.accepted for note in record.batches] == [1, 1, 1]
     assert [note.uniform for note in record.batches] == [4, 4, 4]

@@ -4,6 +4,7 @@ import asyncio
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from prorl_hpc.agents.chat_format import ChatFormat
@@ -40,6 +41,10 @@ def cut(tokens: int) -> Completion:
     return Completion([9] * tokens, [0.0] * tokens, FinishReason.LENGTH, [VersionSpan(0, 0, tokens)])
 
 
+def ended(tokens: int) -> Completion:
+    return msgspec.structs.replace(cut(tokens), finish_reason=FinishReason.STOP)
+
+
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return ChatFormat.open(write_chat_model(tmp_path_factory.mktemp("chat")))
@@ -73,6 +78,19 @@ async def test_a_workload_that_does_not_fit_the_context_fails_and_names_the_sett
     sandbox, llm = FakeSandbox(bash=sleeping_bash), ScriptedLLM(chat, [cut(5), cut(3)])
     with pytest.raises(ValueError, match=r"turn 2 of 2 does not fit \(context\): raise model.max_context_tokens"):
         await play(TASK, ROW | {"observation_chars": 5000}, sandbox, chat, llm, max_context_tokens=400)
+
+
+def test_a_turn_that_the_task_does_not_allow_is_refused_by_name() -> None:
+    with pytest.raises(
+        ValueError, match=r"turn 2 of 2 is to have 300 tokens, .*=256 .*task.options.kinds.swe.turn_tokens"
+    ):
+        TASK.check_row(ROW | {"turns": [{"tokens": 256}, {"tokens": 300}]})
+
+
+async def test_turns_that_the_engine_ends_before_their_time_are_counted(chat: ChatFormat) -> None:
+    sandbox, llm = FakeSandbox(bash=sleeping_bash), ScriptedLLM(chat, [ended(4), cut(3)])
+    evaluation, _ = await play(TASK, ROW, sandbox, chat, llm)
+    assert (evaluation.metrics["turns"], evaluation.metrics["short_turns"]) == (2, 1)
 
 
 async def test_a_tool_call_that_fails_is_the_sandboxes_fault(chat: ChatFormat) -> None:

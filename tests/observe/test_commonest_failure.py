@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install 'prorl_hpc[train]'")
-
 from prorl_hpc.messages.batch import BatchProgress, BatchResult, BatchState, GroupOutcome, GroupResult
 from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, Stage, Status
-from prorl_hpc.trainer.loop import _commonest_failure
+from prorl_hpc.observe.wording import commonest_failure
 
 
 def test_an_evaluation_that_failed_says_what_most_rollouts_said() -> None:
@@ -17,5 +13,5 @@ def test_an_evaluation_that_failed_says_what_most_rollouts_said() -> None:
     ]
     progress = BatchProgress("b", BatchState.DONE, 1, 0, 0, 1, 0, 0, 3, 1)
     result = BatchResult(progress, [GroupResult("g", 0, GroupOutcome.BROKEN, rollouts)], 1.0)
-    assert _commonest_failure(result) == ", 2 of them: RuntimeError: eval boom"
-    assert _commonest_failure(BatchResult(progress, [], 1.0)) == ""
+    assert commonest_failure(result) == ", 2 of them: RuntimeError: eval boom"
+    assert commonest_failure(BatchResult(progress, [], 1.0)) == ""

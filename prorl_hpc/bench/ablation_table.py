@@ -233,13 +233,19 @@ SHELL = Ablation(
             absent=_NO_RATE,
         ),
     ),
-    set_up="swe-like with short commands, 4 RUN slots a worker; a tmux is looked at every 0.5 s (sandbox.tmux_poll_s)",
+    set_up="swe-like with short commands, 4 RUN slots a worker; the tmux shell is bash typed into a tmux whose screen is looked at "
+    "every 0.5 s (sandbox.tmux_poll_s), so that tabs are spaces there, bytes that are no UTF-8 do not come through, of long output the "
+    "last 10,000 lines are left, and the exit code of a command that ends its shell (`exit 3`) is known only if tmux tells it",
     differs="the paper's actions are those of its agent; here commands sleep, and the 0.5 s are those of OpenHands' tmux shell",
 )
 
 
+_SCRIPTED_CACHE = "scripted with a prefix cache, since vLLM is not installed here"
+
+
 def balancing(*, real: bool) -> Ablation:
-    """With vLLM, else with the scripted engine's prefix cache; the point says which answered."""
+    """With vLLM and a real model where it is installed, else with the scripted engine's prefix cache; the point says which
+    answered."""
     engine = (
         ("engine=vllm", "model=smollm2", "engine.threads=1", "engine.kv_cache_mib=1024")
         if real
@@ -296,7 +302,8 @@ def balancing(*, real: bool) -> Ablation:
                 absent="the engine does not count them",
             ),
         ),
-        set_up=f"two servers, {'vLLM with SmolLM2-135M' if real else 'scripted with a prefix cache'}; rollouts of 4 to 8 turns",
+        set_up=f"two servers, {'vLLM with SmolLM2-135M, since vLLM is installed here' if real else _SCRIPTED_CACHE}; rollouts of 4 "
+        "to 8 turns",
         differs="14B on 8 GPUs in the paper, and what it balanced without is not told; here 135M on CPU cores",
     )
 

@@ -12,25 +12,28 @@ import pyarrow as pa
 
 from prorl_hpc.bench.freed_engines import freed_s
 from prorl_hpc.bench.scaling_records import (
-    RECORD_FILE,
     GaugeSample,
     LoadRecord,
     PointFigures,
     PointResult,
     PointSpec,
     Times,
+    read_record,
 )
 from prorl_hpc.bench.steady_rate import span, steady_rate
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.inference.request_records import read_requests
 from prorl_hpc.messages.batch import WhenFull
-from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.rollout import Stage, StageTiming, Status
+from prorl_hpc.observe.restarts import read_restarts
 from prorl_hpc.observe.rollout_store import read_rollouts
+from prorl_hpc.observe.run_figures import RunFigures
 
 STAGES = tuple(stage.value for stage in Stage)
 POOLS = ("init", "ready", "run", "eval")
+FEWEST_SAMPLES = 3
+"""A mean of fewer says what was at a moment, and is not told."""
 _COLUMNS = ["rollout_id", "status", "metrics", "timings", "worker", "server", "segment_lengths", "weight_versions"]
 
 
@@ -50,7 +53,8 @@ def measure(run: RunDirectory, record: LoadRecord, spec: PointSpec) -> PointFigu
     spans = np.array([_span(row) for row in done])
     whole = (0.0, seconds, len(done) / seconds)
     first, last, steady_per_s = steady_rate(spans, record.pool_sizes, coupled=coupled) or whole
-    samples = [s for s in record.samples if first <= s.at - record.began <= last] or record.samples
+    samples = [s for s in record.samples if first <= s.at - record.began <= last]
+    samples = samples if len(samples) >= FEWEST_SAMPLES else []
     asked = sum(row["tool_calls"] for row in done)
     extra_s = sum(row["tool_s"] - row["tool_asked_s"] for row in done)
     return PointFigures(
@@ -72,6 +76,8 @@ def measure(run: RunDirectory, record: LoadRecord, spec: PointSpec) -> PointFigu
         coordinator_s=None if record.coordinator_cpu_s is None else record.coordinator_cpu_s / len(done),
         prefix_hit_rate=_prefix_hit_rate(run),
         freed_s=freed_s(record, spec.load.train_s),
+        restarts=dict(Counter(restart.name for restart in read_restarts(run))),
+        short_turns=sum(row["short_turns"] for row in done),
     )
 
 
@@ -101,7 +107,7 @@ def rollout_table(results: Sequence[PointResult]) -> pa.Table:
         if not result.run_dir or not path.is_dir():
             continue
         place = {"point": spec.name, "nodes": spec.nodes, "series": spec.series, "variant": spec.variant}
-        rows += [place | row for row in read_rows_of(RunDirectory(path), read_json(path / RECORD_FILE, LoadRecord))]
+        rows += [place | row for row in read_rows_of(RunDirectory(path), read_record(path))]
     return pa.Table.from_pylist(rows, schema=ROLLOUT_SCHEMA)
 
 
@@ -112,6 +118,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("ended_at_s", pa.float64()),
         *((f"{stage}_{what}", pa.float64()) for stage in STAGES for what in ("queued_s", "busy_s")),
         ("turns", pa.int32()),
+        ("short_turns", pa.int32()),
         ("tokens", pa.int64()),
         ("tool_calls", pa.int32()),
         ("tool_s", pa.float64()),
@@ -138,7 +145,7 @@ def _row(values: dict[str, Any], ended_at: dict[str, float]) -> dict[str, Any]:
             row[f"{stage}_{what}"] = timings[stage][what] if stage in timings else 0.0
     row["turns"] = int(metrics.get("turns", sum(version is not None for version in versions)))
     row["tokens"] = sum(n for version, n in zip(versions, lengths, strict=True) if version is not None)
-    row["tool_calls"] = int(metrics.get("tool_calls", 0))
+    row |= {name: int(metrics.get(name, 0)) for name in ("short_turns", "tool_calls")}
     row |= {name: metrics.get(name, 0.0) for name in ("tool_s", "tool_asked_s")}
     return row
 
@@ -176,4 +183,10 @@ def _nothing_done(run: RunDirectory, rows: Sequence[dict[str, Any]], spec: Point
             "that came so far; look with `prorl-hpc status`"
         )
     counted = ", ".join(f"{n} {status}" for status, n in Counter(row["status"] for row in rows).items())
-    return f"{spec.name}: none of its rollouts is done ({counted}): their failures are in {run.rollouts}"
+    return f"{spec.name}: none of its rollouts is done ({counted}){_commonest_failure(run)}. All failures are in {run.rollouts}"
+
+
+def _commonest_failure(run: RunDirectory) -> str:
+    for broken in RunFigures.of(run).breakages[:1]:
+        return f"; {broken.count} of them broke in {broken.stage or 'no stage'} ({broken.kind}): {broken.message}"
+    return ""

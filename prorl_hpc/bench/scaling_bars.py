@@ -14,7 +14,7 @@ from prorl_hpc.bench.scaling_figures import of_nodes
 from prorl_hpc.bench.scaling_records import PointFigures, PointResult, PointState
 
 BAD = "#c0392b"
-COLORS = {"init": "#4c78a8", "ready": "#9ecae9", "run": "#f58518", "eval": "#54a24b"}
+COLORS = {"init": "#4c78a8", "ready": "#9ecae9", "run": "#f58518", "eval": "#54a24b", "coupled": "#b279a2"}
 _BUSY = {"engine": "#f58518", "trainer": "#4c78a8", "coordinator": "#7f7f7f"}
 _STAGES = ("init", "run", "eval")
 Value = Callable[[PointFigures], float | None]
@@ -23,7 +23,7 @@ Value = Callable[[PointFigures], float | None]
 def draw_utilisation(results: Sequence[PointResult]) -> Figure | None:
     """None if no point of the series was measured."""
     pools: dict[str, Value] = {pool: lambda figures, pool=pool: figures.utilisation.get(pool) for pool in COLORS}  # type: ignore[misc]
-    names = {"init": "INIT", "ready": "READY (fill)", "run": "RUN", "eval": "EVAL"}
+    names = {"init": "INIT", "ready": "READY (fill)", "run": "RUN", "eval": "EVAL", "coupled": "held (coupled)"}
     return _shares(of_nodes(results), pools, names, COLORS, "in use, %")
 
 

@@ -34,6 +34,24 @@ def why_no_rate(result: PointResult) -> str:
     return ""
 
 
+def disturbances(result: PointResult) -> list[str]:
+    """What makes the figures of a point that is done other than they seem, each in words without a full stop."""
+    figures, found = result.figures, []
+    if figures is not None and figures.restarts:
+        counts = (f"{name} {_times(count)}" for name, count in sorted(figures.restarts.items()))
+        found.append(f"died and started again: {', '.join(counts)}; the time lost so is in its rate")
+    if figures is not None and figures.short_turns:
+        found.append(
+            f"{_count(figures.short_turns, 'turn')} had fewer tokens than the workload's row wants: cut at "
+            "model.max_context_tokens, or ended by the engine"
+        )
+    return found
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
 def base_of(results: Sequence[PointResult]) -> PointResult | None:
     """The smallest measured point, which efficiency refers to."""
     return next((result for result in of_nodes(results) if steady(result)), None)
@@ -48,9 +66,13 @@ def efficiency(result: PointResult, base: PointResult | None) -> float | None:
 
 
 def series_figures(
-    planned: Sequence[PointSpec], results: Sequence[PointResult], simulated: SimulatedSeries | None
+    planned: Sequence[PointSpec],
+    results: Sequence[PointResult],
+    simulated: SimulatedSeries | None,
+    not_simulated: str = "",
 ) -> list[Figure]:
-    """Of the scaling series; the largest point has the goal. Points that were planned but have no result are told."""
+    """Of the scaling series; the largest point has the goal. Points that were planned but have no result are told.
+    ``not_simulated``: why there is no simulation, though it was asked for."""
     found = {result.spec.name: result for result in results}
     base, figures = base_of(results), []
     specs = sorted((spec for spec in planned if spec.series == NODES), key=lambda spec: spec.nodes)
@@ -58,6 +80,8 @@ def series_figures(
         figures += _of_point(spec, found.get(spec.name), base, is_last=spec is specs[-1])
     if simulated is not None:
         figures += _of_simulation(simulated)
+    if not_simulated:
+        figures.append(Figure.not_taken("simulated efficiency", "×", "", f">= {EFFICIENCY_GOAL:g}", not_simulated))
     return figures
 
 
@@ -71,11 +95,14 @@ def _of_point(spec: PointSpec, result: PointResult | None, base: PointResult | N
         figures = [Figure.not_taken(rate_name, "rollouts/s", "", "", why)]
         return [*figures, Figure.not_taken(name, "×", against, goal, why)] if is_last and base else figures
     assert result is not None and result.figures is not None
-    told = Figure.told(rate_name, rate, "rollouts/s", "", _counts(result.figures))
+    disturbed = "".join(f"; {words}" for words in disturbances(result))
+    told = Figure.told(rate_name, rate, "rollouts/s", "", _counts(result.figures) + disturbed)
     reached = efficiency(result, base)
     if reached is None or base is None or result is base:
         return [told]
-    detail = f"rate per node; {rate:.4g} rollouts/s at {node_words(spec.nodes)}"
+    detail = f"rate per node; {rate:.4g} rollouts/s at {node_words(spec.nodes)}{disturbed}"
+    if mind := disturbances(base):
+        detail += f"; at {against}: {'; '.join(mind)}"
     if is_last:
         return [told, Figure.at_least(name, reached, EFFICIENCY_GOAL, "×", against, detail)]
     return [told, Figure.told(name, reached, "×", against, detail)]
@@ -114,4 +141,8 @@ def _counts(figures: PointFigures) -> str:
 
 
 def node_words(count: int) -> str:
-    return f"{count:,} node" + ("" if count == 1 else "s")
+    return _count(count, "node")
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")

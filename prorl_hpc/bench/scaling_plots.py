@@ -78,10 +78,12 @@ def draw_scaling(results: Sequence[PointResult], simulated: SimulatedSeries | No
     figure = Figure(figsize=(11, 4.8), dpi=120, layout="constrained")
     rates, shares = figure.subplots(1, 2)
     sizes = sorted({point.spec.nodes for point in points} | {point.nodes for point in _continued(simulated)})
-    _draw_rates(rates, points, simulated, sizes)
-    _draw_efficiency(shares, points, simulated)
+    if len(sizes) == 1:  # in the middle, with room for the lines that it is held against
+        sizes.append(2 * sizes[0])
     for axes in (rates, shares):
         _node_axis(axes, sizes)
+    _draw_rates(rates, points, simulated, sizes)
+    _draw_efficiency(shares, points, simulated)
     engines = sorted({point.engine for point in points})
     workloads = sorted({point.workload for point in points})
     figure.suptitle(f"{', '.join(workloads)} · {'; '.join(engines)}", fontsize="medium", wrap=True)
@@ -115,8 +117,9 @@ def _draw_efficiency(axes: Axes, points: Sequence[PointResult], simulated: Simul
     if base is not None:
         axes.plot(*_xy(known), "o-", color=MEASURED, label="measured")
     _draw_simulated(axes, simulated, lambda point: point.efficiency)
-    paper = list(PAPER_EFFICIENCY.items())
-    axes.plot(*_xy(paper), "s-", color=PAPER, linewidth=1, markersize=4, label="ProRL Agent's chart (14B on GPUs)")
+    least, most = axes.get_xlim()
+    if paper := [(nodes, share) for nodes, share in PAPER_EFFICIENCY.items() if least <= nodes <= most]:
+        axes.plot(*_xy(paper), "s-", color=PAPER, linewidth=1, markersize=4, label="ProRL Agent's chart (14B on GPUs)")
     shown = [share for _, share in known if share] + [point.efficiency for point in _continued(simulated)]
     axes.set_ylim(0, max([1.1, *(1.05 * share for share in shown)]))
     _mark_failed(axes, points)

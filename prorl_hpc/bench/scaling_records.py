@@ -2,8 +2,10 @@
 
 The folder of a series::
 
+    lock                   held by the one command that measures it
     series.json            Series: every point that is to be measured, in order
     points/<name>.json     PointResult, once a point has ended; a point without one is measured when the series goes on
+    points/<name>.run      the run directory of a point that is under way
     results.parquet        every rollout of every point
     summary.json, report.md, plots/*.png, plots/*.svg
 
@@ -19,6 +21,8 @@ from pathlib import Path
 import msgspec
 
 from prorl_hpc.messages.batch import Refill, WhenFull
+from prorl_hpc.messages.codec import read_json
+from prorl_hpc.messages.errors import RunError
 
 SERIES_FILE, SUMMARY_FILE, RESULTS_FILE, REPORT_FILE = "series.json", "summary.json", "results.parquet", "report.md"
 ORDER_FILE, RECORD_FILE = "bench_order.json", "bench_record.json"
@@ -138,6 +142,10 @@ class PointFigures(msgspec.Struct, frozen=True):
     freed_s: list[float] = []
     """After each batch, seconds until no LLM server worked on what it had cancelled (bench.freed_engines); only with
     ``LoadOrder.train_s``, a time without orders."""
+    restarts: dict[str, int] = {}
+    """How often each process of the run that died was started again; those that did not are not in it."""
+    short_turns: int = 0
+    """Turns of rollouts that are done that had fewer tokens than the workload's row wants."""
 
 
 class PointResult(msgspec.Struct, frozen=True):
@@ -165,3 +173,12 @@ class Series(msgspec.Struct, frozen=True):
 
 def point_file(folder: Path, name: str) -> Path:
     return folder / "points" / f"{name}.json"
+
+
+def read_record(run: Path) -> LoadRecord | None:
+    """Of the run directory ``run``; None if it has none. Raises RunError if it is damaged."""
+    file = run / RECORD_FILE
+    try:
+        return read_json(file, LoadRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+        raise RunError(f"{file} cannot be read ({error}): put back a copy of it, or measure the point again") from error

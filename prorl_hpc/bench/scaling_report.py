@@ -11,7 +11,7 @@ import msgspec
 
 from prorl_hpc.bench.ablations import ablation_figures
 from prorl_hpc.bench.figures import Machine, Report
-from prorl_hpc.bench.scaling_figures import base_of, efficiency, of_nodes, series_figures
+from prorl_hpc.bench.scaling_figures import base_of, disturbances, efficiency, of_nodes, series_figures
 from prorl_hpc.bench.scaling_paper import ablations_table, differences, nodes_table
 from prorl_hpc.bench.scaling_plots import draw_plots
 from prorl_hpc.bench.scaling_records import REPORT_FILE, SUMMARY_FILE, PointResult, Series
@@ -19,6 +19,7 @@ from prorl_hpc.bench.scaling_simulated import SimulatedSeries
 from prorl_hpc.bench.scaling_tables import (
     failed_table,
     measured,
+    own_settings,
     rates_table,
     set_up_table,
     simulated_section,
@@ -54,14 +55,20 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def write_report(
-    folder: Path, series: Series, results: Sequence[PointResult], simulated: SimulatedSeries | None = None
+    folder: Path,
+    series: Series,
+    results: Sequence[PointResult],
+    simulated: SimulatedSeries | None = None,
+    *,
+    not_simulated: str = "",
 ) -> Report:
     """Write report.md, summary.json and plots/ into ``folder``; returns the figures. Points without a result are told
-    as not measured. May be called again at any time."""
-    figures = [*series_figures(series.points, results, simulated), *ablation_figures(results)]
+    as not measured, and why a simulation that was asked for could not be made (``not_simulated``). May be called again at
+    any time."""
+    figures = [*series_figures(series.points, results, simulated, not_simulated), *ablation_figures(results)]
     report = Report.of(Machine.here(), figures)
     drawn = draw_plots(folder / PLOTS, results, simulated)
-    text = "\n\n".join(_sections(series, results, simulated, report, drawn))
+    text = "\n\n".join(_sections(series, results, simulated or not_simulated, report, drawn))
     _write(folder / REPORT_FILE, (text + "\n").encode())
     summary = Summary(report, series, list(results), simulated)
     _write(folder / SUMMARY_FILE, msgspec.json.format(msgspec.json.encode(summary), indent=1))
@@ -78,7 +85,7 @@ def _write(path: Path, content: bytes) -> None:
 def _sections(
     series: Series,
     results: Sequence[PointResult],
-    simulated: SimulatedSeries | None,
+    simulated: SimulatedSeries | str | None,
     report: Report,
     drawn: dict[str, str],
 ) -> Iterator[str]:
@@ -90,11 +97,12 @@ def _sections(
     yield "\n".join(_headlines(results, simulated))
     if failed := failed_table(series.points, results):
         yield f"## Points without a rate\n\n{failed}"
-    yield f"## Set-up\n\n{set_up_table(results)}" if results else "Nothing was measured yet."
+    yield _set_up(series, results)
     if of_nodes(results):
         yield f"## Rollouts per second\n\n{rates_table(results)}{plots('scaling')}"
-    if simulated is not None:
-        yield f"## Simulated continuation\n\n{simulated_section(simulated)}"
+    if simulated:
+        told = f"It could not be made: {simulated}" if isinstance(simulated, str) else simulated_section(simulated)
+        yield f"## Simulated continuation\n\n{told}"
     if measured(results):
         yield f"## How busy each part was\n\n{use_table(results)}{plots('utilisation', 'busy')}"
         times = f"Mean (median, 99th percentile).\n\n{times_table(results)}"
@@ -105,11 +113,20 @@ def _sections(
     yield f"## How it is measured\n\n{_METHOD}"
 
 
+def _set_up(series: Series, results: Sequence[PointResult]) -> str:
+    if not results:
+        return "Nothing was measured yet."
+    own = own_settings(series)
+    given = f"`{own}`, over those of workload and ablations" if own else "none"
+    return f"## Set-up\n\nSettings of the runs that the command gave: {given}.\n\n{set_up_table(results)}"
+
+
 _BESIDE: tuple[Callable[[Sequence[PointResult]], str], ...] = (nodes_table, ablations_table)
 
 
-def _headlines(results: Sequence[PointResult], simulated: SimulatedSeries | None) -> Iterator[str]:
-    """The engine first: nobody shall take a scripted engine's tokens for a GPU's."""
+def _headlines(results: Sequence[PointResult], simulated: SimulatedSeries | str | None) -> Iterator[str]:
+    """The engine first: nobody shall take a scripted engine's tokens for a GPU's. Last what makes a point's figures other than
+    they seem."""
     engines = sorted({result.engine for result in results if result.engine})
     yield f"- Engine: {'; '.join(engines) or 'not known yet'}."
     base, points = base_of(results), of_nodes(results)
@@ -117,5 +134,9 @@ def _headlines(results: Sequence[PointResult], simulated: SimulatedSeries | None
         last, share = points[-1], efficiency(points[-1], base)
         reached = f"**{share:.3f}**" if share is not None else f"not known: the point {last.state.value}"
         yield f"- Efficiency at {last.spec.nodes:,} nodes, against {base.spec.nodes:,}: {reached}."
-    if simulated is not None:
+    if isinstance(simulated, str) and simulated:
+        yield "- Simulated: **could not be made**, see below."
+    elif isinstance(simulated, SimulatedSeries):
         yield f"- Simulated: {simulated.conclusion if simulated.valid else f'**not valid**: {simulated.why}'}"
+    for result in measured(results):
+        yield from (f"- **Mind {result.spec.name}**: {words}." for words in disturbances(result))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 
 from prorl_hpc.bench.scaling_figures import base_of, efficiency, of_nodes, steady, why_no_rate
-from prorl_hpc.bench.scaling_records import PointResult, PointSpec, PointState, Times
+from prorl_hpc.bench.scaling_records import PointResult, PointSpec, PointState, Series, Times
+from prorl_hpc.bench.scaling_settings import SETTINGS
 from prorl_hpc.bench.scaling_simulated import Check, SimulatedSeries
 
 NONE = "–"
 _STAGES = ("init", "run", "eval")
+_POOLS = {"init": "INIT", "ready": "READY (fill)", "run": "RUN", "eval": "EVAL"}
+_COUPLED = {"coupled": "held (coupled)"}
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -47,16 +51,19 @@ def _rate_row(result: PointResult, base: PointResult | None) -> tuple[str, ...]:
 
 def use_table(results: Sequence[PointResult]) -> str:
     """How busy each part was."""
-    head = ("point", "INIT", "READY (fill)", "RUN", "EVAL", "engine busy", "requests per server", "prefix hits",
-            "trainer busy", "coordinator")  # fmt: skip
+    pools = dict(_POOLS)
+    if any("coupled" in result.figures.utilisation for result in measured(results) if result.figures):
+        pools |= _COUPLED
+    head = ("point", *pools.values(), "engine busy", "requests per server", "prefix hits", "trainer busy",
+            "coordinator")  # fmt: skip
     rows = []
     for result in measured(results):
         figures = result.figures
         assert figures is not None
-        pools = [_percent(figures.utilisation.get(pool)) for pool in ("init", "ready", "run", "eval")]
+        shares = [_percent(figures.utilisation.get(pool)) for pool in pools]
         busy = None if figures.coordinator_s is None else figures.coordinator_s * figures.per_s
         requests, hits = _number(figures.engine_requests, ".1f"), _percent(figures.prefix_hit_rate)
-        rows.append((result.spec.name, *pools, _percent(figures.engine_busy), requests, hits,
+        rows.append((result.spec.name, *shares, _percent(figures.engine_busy), requests, hits,
                      _percent(figures.trainer_busy), _percent(busy)))  # fmt: skip
     return markdown_table(head, rows)
 
@@ -87,6 +94,12 @@ def failed_table(planned: Sequence[PointSpec], results: Sequence[PointResult]) -
         elif why := why_no_rate(result):
             rows.append((spec.name, _state(result), result.why or why, result.run_dir))
     return markdown_table(("point", "state", "what happened", "run"), rows) if rows else ""
+
+
+def own_settings(series: Series) -> str:
+    """The settings of the runs that the command gave, in Hydra's words; empty if there are none."""
+    words = [word for word in series.command if "=" in word and not word.startswith("-")]
+    return shlex.join(word for word in words if word.partition("=")[0] not in SETTINGS)
 
 
 def measured(results: Sequence[PointResult]) -> list[PointResult]:

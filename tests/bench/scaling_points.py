@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prorl_hpc.bench.scaling_records import (
     LoadOrder,
@@ -26,6 +26,9 @@ class Shape:
     batch_s: tuple[float, ...] = ()
     trainer_busy: float | None = None
     run_dir: str = "/nowhere"
+    restarts: dict[str, int] = field(default_factory=dict)
+    short_turns: int = 0
+    utilisation: dict[str, float] = field(default_factory=lambda: {"init": 0.3, "ready": 0.6, "run": 0.97, "eval": 0.4})
 
 
 def spec(nodes: int, series: str = "nodes", variant: str = "", rollouts: int = 30) -> PointSpec:
@@ -41,7 +44,7 @@ def done(point: PointSpec, shape: Shape | None = None) -> PointResult:
         seconds=400.0,
         per_s=0.8 * shape.per_node * point.nodes,
         steady_per_s=shape.per_node * point.nodes,
-        utilisation={"init": 0.3, "ready": 0.6, "run": 0.97, "eval": 0.4},
+        utilisation=shape.utilisation,
         waits={"init": Times(90.0, 80.0, 200.0), "run": Times(4.0, 3.5, 9.0), "eval": Times(0.02, 0.01, 0.3)},
         stages={"init": Times(1.0, 1.0, 1.2), "run": Times(40.0, 38.0, 70.0), "eval": Times(3.0, 2.9, 5.0)},
         turns_per_s=1.2 * point.nodes,
@@ -52,6 +55,8 @@ def done(point: PointSpec, shape: Shape | None = None) -> PointResult:
         engine_requests=1.8,
         trainer_busy=shape.trainer_busy,
         coordinator_s=shape.coordinator_s,
+        restarts=shape.restarts,
+        short_turns=shape.short_turns,
     )
     return PointResult(point, PointState.DONE, "", shape.run_dir, SCRIPTED, "swe-like", "2026-05-01T10:00:00", figures)
 

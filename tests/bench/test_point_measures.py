@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from prorl_hpc.bench.point_measures import ROLLOUT_SCHEMA, measure, rollout_table, utilisation
@@ -22,8 +23,9 @@ from prorl_hpc.messages.batch import WhenFull
 from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import RunError
 from prorl_hpc.messages.inference import Completion, FinishReason, VersionSpan
-from prorl_hpc.messages.rollout import RolloutResult, Stage, StageTiming, Status
+from prorl_hpc.messages.rollout import Failure, FailureKind, RolloutResult, Stage, StageTiming, Status
 from prorl_hpc.messages.trajectory import Segment, Trajectory
+from prorl_hpc.observe.restarts import Restart, RestartLog
 from prorl_hpc.observe.rollout_store import RolloutStore, StoredRollout
 
 BEGAN = 1000.0
@@ -56,7 +58,8 @@ def sample(at: float, run: int, running: int) -> GaugeSample:
 def record(ended_at_s: dict[str, float], seconds: float = 30.0) -> LoadRecord:
     """Before the steady time nothing is in use, in it RUN is full."""
     at = {name: BEGAN + s for name, s in ended_at_s.items()}
-    samples = [sample(BEGAN + 1, 0, 0), sample(BEGAN + 10, 10, 6), sample(BEGAN + 12, 10, 4), sample(BEGAN + 29, 0, 0)]
+    steady = [sample(BEGAN + 10, 10, 6), sample(BEGAN + 11, 10, 5), sample(BEGAN + 12, 10, 4)]
+    samples = [sample(BEGAN + 1, 0, 0), *steady, sample(BEGAN + 29, 0, 0)]
     return LoadRecord(BEGAN, BEGAN + seconds, at, [], 0.0, samples, POOL_SIZES, 0.4)
 
 
@@ -107,10 +110,29 @@ def test_batches_and_recorded_requests_have_figures_of_their_own(tmp_path: Path)
 def test_coupled_there_is_one_pool(tmp_path: Path) -> None:
     run = a_run(tmp_path, [rollout(1)], "rollout.coupled=true")
     noted = record({"load-1": 9.0})
-    noted.samples = [GaugeSample(BEGAN, {"init": 2, "ready": 0, "run": 3, "eval": 4}, {}, {})]
+    noted.samples = [GaugeSample(BEGAN + n, {"init": 2, "ready": 0, "run": 3, "eval": 4}, {}, {}) for n in range(3)]
     figures = measure(run, noted, SPEC)
     assert figures.utilisation == {"coupled": 0.9, "run": 0.3}
     assert (figures.engine_busy, figures.engine_requests) == (None, None)
+
+
+def test_what_was_seen_less_than_three_times_has_no_mean(tmp_path: Path) -> None:
+    noted = record({f"load-{n}": 5.0 + n for n in range(20)})
+    noted.samples = [sample(BEGAN + 1, 0, 0), sample(BEGAN + 10, 0, 1), sample(BEGAN + 12, 10, 1)]
+    figures = measure(a_run(tmp_path, [rollout(number) for number in range(20)]), noted, SPEC)
+    assert (figures.utilisation, figures.engine_busy, figures.engine_requests) == ({}, None, None)
+
+
+def test_restarts_and_turns_that_were_too_short_are_counted(tmp_path: Path) -> None:
+    done = [rollout(1), rollout(2)]
+    done[0].metrics["short_turns"] = 2.0
+    run = a_run(tmp_path, done)
+    for rank, name in enumerate(("coordinator", "worker-0")):
+        log = RestartLog(run.restarts_file(rank))
+        for count in range(1, rank + 2):
+            log.append(Restart(name, "node", "was killed by SIGKILL", count, 3, 10.0))
+    figures = measure(run, record({"load-1": 9.0, "load-2": 9.0}), SPEC)
+    assert (figures.restarts, figures.short_turns) == ({"coordinator": 1, "worker-0": 2}, 2)
 
 
 def test_a_pool_without_slots_has_no_utilisation() -> None:
@@ -126,6 +148,10 @@ def test_the_rate_of_few_rollouts_is_over_the_whole_time(tmp_path: Path) -> None
 def test_a_point_without_a_rollout_that_is_done_has_no_figures(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"nodes-2: none of its rollouts is done \(1 failed\)"):
         measure(a_run(tmp_path / "a", [rollout(1, Status.FAILED)]), record({}), SPEC)
+    said = [Failure(Stage.RUN, FailureKind.TASK, message) for message in ("turn 3 is long", "boom", "turn 9 is long")]
+    broken = [msgspec.structs.replace(rollout(n, Status.FAILED), failure=why) for n, why in enumerate(said)]
+    with pytest.raises(RunError, match=r"\(3 failed\); 2 of them broke in run \(task\): turn 3 is long\. All failures"):
+        measure(a_run(tmp_path / "d", broken), record({}), SPEC)
     with pytest.raises(RunError, match=r"a point needs rollout\.keep_trajectories=true"):
         measure(a_run(tmp_path / "b", []), record({}), SPEC)
     with pytest.raises(RunError, match=r"1 rollouts of .* are done that bench_record.json does not know"):

@@ -46,6 +46,20 @@ def test_rates_with_the_ideal_and_a_failed_point_that_is_seen() -> None:
     assert "scripted" in figure.get_suptitle()
 
 
+def test_a_single_point_stands_in_the_middle_and_lines_beside_it_are_no_stubs() -> None:
+    figure = draw_scaling([done(spec(1))], None)
+    assert figure is not None
+    rates, shares = figure.axes
+    lines = {line.get_label(): line for line in [*rates.get_lines(), *shares.get_lines()]}
+    assert list(lines["ProRL Agent's chart (14B on GPUs)"].get_xdata()) == [1, 2]
+    assert {line.get_label(): line for line in rates.get_lines()}["ideal"].get_xdata()[-1] == 2
+    for axes in (rates, shares):
+        assert axes.get_xlim() == pytest.approx((0, 2.16))
+    large = draw_scaling([done(spec(64))], None)
+    assert large is not None
+    assert "ProRL Agent's chart (14B on GPUs)" not in {line.get_label() for line in large.axes[1].get_lines()}
+
+
 def test_the_simulated_part_is_drawn_apart_and_named_when_it_is_not_valid() -> None:
     figure = draw_scaling(SERIES, simulated((64, 0.99), (4096, 0.9)))
     assert figure is not None

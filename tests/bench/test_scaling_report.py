@@ -40,3 +40,37 @@ def test_the_summary_holds_what_the_report_was_made_of(tmp_path: Path) -> None:
     summary = msgspec.json.decode((tmp_path / "summary.json").read_bytes(), type=Summary)
     assert summary.results == results
     assert summary.report == report
+
+
+def test_a_point_whose_processes_died_or_whose_turns_were_cut_is_told_above_the_rates(tmp_path: Path) -> None:
+    shape = Shape(restarts={"worker-0": 2, "coordinator": 1}, short_turns=7)
+    results = [done(spec(1)), done(spec(2), shape), done(spec(1, "pools", "stages"))]
+    results.append(done(spec(1, "pools", "coupled"), Shape(restarts={"inference-0": 1})))
+    report = write_report(tmp_path, series_of(*results), results)
+    above, _, _ = (tmp_path / "report.md").read_text().partition("## Rollouts per second")
+    assert "**Mind nodes-2**: died and started again: coordinator once, worker-0 2 times" in above
+    assert "**Mind nodes-2**: 7 turns had fewer tokens than the workload's row wants" in above
+    assert "Mind nodes-1" not in above
+    figures = {figure.name: figure.detail for figure in report.figures}
+    assert "worker-0 2 times" in figures["rate at 2 nodes"] and "worker-0 2 times" in figures["efficiency at 2 nodes"]
+    assert "again" not in figures["rate at 1 node"]
+    assert "Mind one coupled pool: died and started again: inference-0 once" in figures["pools: rollouts/s"]
+
+
+def test_settings_that_the_command_gave_are_told_in_the_set_up(tmp_path: Path) -> None:
+    series = series_of(done(spec(1)))
+    words = ["workload=math-like", "task.options.kinds.math.turns=constant:3", "--simulate", "nodes=8", "rollouts=4"]
+    series = msgspec.structs.replace(series, command=[*series.command, *words])
+    write_report(tmp_path, series, [done(spec(1))])
+    _, _, set_up = (tmp_path / "report.md").read_text().partition("## Set-up")
+    assert "`task.options.kinds.math.turns=constant:3`" in set_up.partition("##")[0]
+    assert "nodes=8" not in set_up.partition("## How busy")[0]
+
+
+def test_the_held_share_is_shown_where_there_is_one_pool(tmp_path: Path) -> None:
+    coupled = done(spec(1), Shape(utilisation={"coupled": 0.9, "run": 0.3}))
+    write_report(tmp_path, series_of(coupled), [coupled])
+    text = (tmp_path / "report.md").read_text()
+    assert "| RUN | EVAL | held (coupled) |" in text and "| 30.0 % | – | 90.0 % |" in text
+    write_report(tmp_path, series_of(done(spec(1))), [done(spec(1))])
+    assert "held (coupled)" not in (tmp_path / "report.md").read_text()

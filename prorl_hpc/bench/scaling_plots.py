@@ -119,7 +119,15 @@ def _draw_efficiency(axes: Axes, points: Sequence[PointResult], simulated: Simul
     _draw_simulated(axes, simulated, lambda point: point.efficiency)
     least, most = axes.get_xlim()
     if paper := [(nodes, share) for nodes, share in PAPER_EFFICIENCY.items() if least <= nodes <= most]:
-        axes.plot(*_xy(paper), "s-", color=PAPER, linewidth=1, markersize=4, label="ProRL Agent's chart (14B on GPUs)")
+        axes.plot(
+            *_xy(paper),
+            "s-",
+            color=PAPER,
+            linewidth=1,
+            markersize=4,
+            zorder=1.5,
+            label="ProRL Agent's chart (14B on GPUs)",
+        )
     shown = [share for _, share in known if share] + [point.efficiency for point in _continued(simulated)]
     axes.set_ylim(0, max([1.1, *(1.05 * share for share in shown)]))
     _mark_failed(axes, points)

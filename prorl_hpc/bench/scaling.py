@@ -16,6 +16,8 @@ from prorl_hpc.bench.scaling_records import LoadOrder, PointSpec
 from prorl_hpc.bench.scaling_settings import SETTINGS
 from prorl_hpc.bench.series_launch import WORDS, last, last_of_each
 from prorl_hpc.cli.composition import compose_all
+from prorl_hpc.cli.composition_choices import groups as group_names
+from prorl_hpc.cli.composition_choices import how_to_make
 from prorl_hpc.cli.launch_help import group_choices
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.messages.errors import ConfigError
@@ -31,7 +33,20 @@ WHOLE_TURNS = "engine.script.reply_min_tokens=1000000"
 LEAST = 128
 """Rollouts of a point: those of few nodes get their rows so often, for chance in them would be in every efficiency."""
 MOST_NODES = 4096
+MOST_ROLLOUTS_PER_NODE, MOST_ROLLOUTS = 1_000_000, 10_000_000
+"""Of a node, which are as many dataset rows, and of a point: all are ordered at once."""
 _NODES = (1, 2, 4, 8)
+_DIGITS = 12
+"""A number that is written with more is above every limit here."""
+_OWN = {
+    "run.name": "the points are named by the series: leave it out",
+    "run.root": "the runs go into the folder of the series: out=DIR",
+    "cluster.time_minutes": "the time limit of a point is minutes=",
+    "cluster.requeue": "points are not requeued: leave it out",
+    "cluster.rollout.nodes": "the sizes of the points are nodes=",
+    "cluster.inference.nodes": "the sizes of the points are nodes=",
+}
+"""Settings that a series sets itself, and what is given in their place."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -52,12 +67,18 @@ def read_words(words: Sequence[str]) -> Asked:
     """Raises ConfigError for a word that is neither a setting of ours nor one for Hydra, and for values that cannot be."""
     given: dict[str, str] = {}
     overrides: list[str] = []
-    groups = group_choices()
+    groups = {name: {} for name in group_names()} | group_choices()
     for word in words:
         name, equals, value = word.partition("=")
         bare = name.lstrip("+~")
         if name in SETTINGS and equals:
+            if not value:
+                raise ConfigError(f"{word} is empty: give {name} a value, or leave it out")
+            if name in given:
+                raise ConfigError(f"{name}={given[name]} and {word}: it is given twice, leave one of them out")
             given[name] = value
+        elif bare in _OWN:
+            raise ConfigError(f"{word}: {_OWN[bare]}")
         elif bare == "bench":
             raise ConfigError(f"{word}: the workload is chosen by workload={value or 'NAME'}")
         elif equals and ("." in bare or bare in groups):
@@ -65,14 +86,16 @@ def read_words(words: Sequence[str]) -> Asked:
         else:
             raise ConfigError(_unknown(word, [*SETTINGS, *groups]))
     workload = given.get("workload", "recorded" if "recorded" in given else "mixed")
-    ablate = _names(given.get("ablate", ""))
+    ablate = _names("ablate", given["ablate"]) if "ablate" in given else []
     nodes = whole_numbers("nodes", given["nodes"]) if "nodes" in given else [] if ablate else [*_NODES]
     _check_workload(workload, given.get("recorded", ""), groups.get("bench", {}))
+    if not nodes:
+        _check_alone(given)
     return Asked(
         nodes,
         workload,
         ablate,
-        _whole("rollouts", given.get("rollouts", "0"), 0),
+        _whole("rollouts", given["rollouts"], 1, MOST_ROLLOUTS_PER_NODE) if "rollouts" in given else 0,
         _whole("minutes", given.get("minutes", "30"), 1),
         _whole("at_once", given.get("at_once", "1"), 1),
         str(Path(given["recorded"]).expanduser().absolute()) if given.get("recorded") else "",
@@ -101,6 +124,11 @@ def _node_points(asked: Asked, base: list[str], place: str, least: int) -> list[
         words.append(f"task.options.recorded={asked.recorded}")
     (composed,) = compose_all(last_of_each([*WORDS, *words]))
     per_node = asked.rollouts or rollouts_per_node(composed.config)
+    if (most := per_node * max(asked.nodes)) > MOST_ROLLOUTS:
+        raise ConfigError(
+            f"nodes={max(asked.nodes)} with {per_node:,} rollouts for each node are {most:,} rollouts of one point, and at "
+            f"most {MOST_ROLLOUTS:,} can be: fewer nodes=, or rollouts={MOST_ROLLOUTS // max(asked.nodes)} at most"
+        )
     words = last_of_each([f"task.train.size={per_node}", *words])  # N nodes get the very work of one node N times
     return [
         PointSpec(
@@ -139,19 +167,39 @@ def whole_numbers(name: str, value: str) -> list[int]:
     return sorted(numbers)
 
 
-def _whole(name: str, value: str, least: int) -> int:
-    if not (value.isascii() and value.isdecimal()) or int(value) < least:
+def _whole(name: str, value: str, least: int, most: int = 10_000_000) -> int:
+    if not (value.isascii() and value.isdecimal()) or int(value[:_DIGITS]) < least:
         raise ConfigError(f"{name}={value}: expected a whole number, {least} or more")
+    if len(value) > _DIGITS or int(value) > most:
+        raise ConfigError(f"{name}={value}: must be at most {most:,}")
     return int(value)
 
 
-def _names(value: str) -> list[str]:
-    return [word for word in value.split(",") if word]
+def _names(name: str, value: str) -> list[str]:
+    names = value.split(",")
+    if not all(names):
+        raise ConfigError(f"{name}={value}: a name between the commas is empty")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{name}={value}: a name stands there twice")
+    if "all" in names and len(names) > 1:
+        raise ConfigError(f"{name}={value}: all are all of them, name them alone or leave all out")
+    return names
+
+
+def _check_alone(given: dict[str, str]) -> None:
+    """Raises ConfigError for words that are about the points of nodes=, where ablations alone are measured."""
+    for name in ("workload", "recorded", "rollouts", "minutes"):
+        if name in given:
+            raise ConfigError(
+                f"{name}={given[name]} is for the points of nodes=, and ablate={given['ablate']} alone is measured: an ablation "
+                f"has a workload, sizes and a time limit of its own, without which its switch would tell nothing. Leave {name}= "
+                "out, or give nodes= too"
+            )
 
 
 def _check_workload(workload: str, recorded: str, choices: Iterable[str]) -> None:
     if workload not in set(choices):
-        raise ConfigError(_unknown(f"workload={workload}", choices, workload))
+        raise ConfigError(f"{_unknown(f'workload={workload}', choices, workload)}; {how_to_make('bench')}")
     if workload != "recorded" and recorded:
         raise ConfigError(
             f"recorded={recorded} needs workload=recorded, and workload={workload} is given: leave one out"

@@ -21,7 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from prorl_hpc.cli.composition_choices import check_choices
 from prorl_hpc.cli.composition_errors import blamed_override, explain_all, override_name, takes_any_name
+from prorl_hpc.cli.composition_files import check_not_empty
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.store import conf_dir, register, to_config, user_conf_dirs
 from prorl_hpc.messages.errors import ConfigError
@@ -73,12 +75,12 @@ def compose_all(arguments: list[str], own_flags: tuple[str, ...] = ()) -> list[C
     which print. Raises ConfigError that tells all that is wrong; ``own_flags`` are those of the verb."""
     _check_flags(arguments, own_flags)
     _check_directories(arguments)
-    _check_groups(arguments)
     left, errors, own_dir = _flags_first(arguments), list[str](), _config_dir(arguments)
+    check_choices(arguments, own_dir)
     for _ in range(_MOST_ERRORS):
         try:
             composed = _compose(left)
-        except (HydraException, OmegaConfBaseException, MissingConfigException, YAMLError) as error:
+        except (HydraException, OmegaConfBaseException, MissingConfigException, YAMLError, UnicodeDecodeError) as error:
             errors += explain_all(error, own_dir)
             blamed = blamed_override(error, left, own_dir)
             if blamed is None:
@@ -93,17 +95,6 @@ def compose_all(arguments: list[str], own_flags: tuple[str, ...] = ()) -> list[C
     if len(told) == 1:
         raise ConfigError(told[0])
     raise ConfigError(f"{len(told)} things are wrong:" + "".join(f"\n  - {error}" for error in told))
-
-
-def _check_groups(arguments: list[str]) -> None:
-    """Hydra breaks over a list or dict in place of a group's choice."""
-    for word in arguments:
-        group, _, value = word.partition("=")
-        choices = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")) if group.isidentifier() else []
-        if choices and value.startswith(("[", "{")):
-            raise ConfigError(
-                f"{word}: {group} is a group, chosen by name: {', '.join(choices)}. Its settings are {group}.NAME=VALUE"
-            )
 
 
 def _compose(arguments: list[str]) -> list[Composed]:
@@ -123,6 +114,8 @@ def _compose(arguments: list[str]) -> list[Composed]:
     except OverrideParseException as error:
         error.override = as_given.get(error.override, error.override)
         raise
+    for composed in found:
+        check_not_empty(composed.own_files)
     return found
 
 

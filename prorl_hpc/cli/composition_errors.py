@@ -14,9 +14,9 @@ from typing import Any
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from prorl_hpc.cli.composition_choices import choices_of, groups, how_to_make
 from prorl_hpc.cli.composition_files import file_at_fault, file_problems
 from prorl_hpc.config.schema import PolicyConfig, ProrlConfig
-from prorl_hpc.config.store import conf_dir, user_conf_dirs
 
 _WANTED = {
     "is not a ListConfig": "a list, written [a, b]",
@@ -116,11 +116,14 @@ def _explain_choice(error: MissingConfigException) -> str:
     options = sorted(str(option) for option in error.options or [])
     near = difflib.get_close_matches(choice, options, n=1, cutoff=0.4)
     hint = f"did you mean {group}={near[0]}? " if near else ""
-    return f"{group}={choice}: there is no such choice; {hint}choices of {group}: {', '.join(options) or 'none'}"
+    make = f"; {how_to_make(group)}" if group == "latency" else ""
+    return f"{group}={choice}: there is no such choice; {hint}choices of {group}: {', '.join(options) or 'none'}{make}"
 
 
 def _explain_key(key: str) -> str:
     """An unknown setting, with the nearest known ones."""
+    if key in groups():  # Hydra takes a group without any choice for a setting
+        return f"there is no setting {key}: it is a group, chosen by name{choices_of(key)}"
     parent = key.rpartition(".")[0]
     known = list(setting_names(ProrlConfig()))
     if key.startswith("policies."):
@@ -136,11 +139,6 @@ def _explain_key(key: str) -> str:
     inside = [name for name in known if parent and name.startswith(f"{parent}.")]
     allowed = f"settings of {parent}: {', '.join(n.removeprefix(parent + '.') for n in inside)}" if inside else _SEE
     return f"there is no setting {key}; {allowed}"
-
-
-def groups() -> list[str]:
-    """Names of the groups of our directory and the user's."""
-    return sorted({path.name for root in (conf_dir(), *user_conf_dirs()) for path in root.iterdir() if path.is_dir()})
 
 
 def setting_names(config: Any, prefix: str = "") -> Iterator[str]:

@@ -31,8 +31,16 @@ def user_conf_dirs() -> list[Path]:
     """Directories of groups beside ours: those of $PRORL_CONF_DIR (a site's, a user's; colons between), then
     ``~/.config/prorl_hpc/conf``. They hold ``cluster/mysite.yaml`` and the like; only those that exist."""
     named = [Path(word).expanduser() for word in os.environ.get("PRORL_CONF_DIR", "").split(":") if word]
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "prorl_hpc" / "conf"
-    return [path.absolute() for path in dict.fromkeys([*named, home]) if path.is_dir()]
+    return [path.absolute() for path in dict.fromkeys([*named, _home_conf_dir()]) if path.is_dir()]
+
+
+def own_conf_dir() -> Path:
+    """Where a file of the user's goes to be found by every launch: the first of ``user_conf_dirs``, or the one to be made."""
+    return next(iter(user_conf_dirs()), _home_conf_dir().absolute())
+
+
+def _home_conf_dir() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "prorl_hpc" / "conf"
 
 
 def register() -> None:

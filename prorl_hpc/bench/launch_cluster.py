@@ -40,8 +40,14 @@ def private_cluster(
     command += ["--kind", "namespaced", "--until-eof", "--cpu-nodes", str(cpu_nodes)]
     command += ["--gpu-nodes", str(gpu_nodes)]
     command += ["--kill-wait", str(KILL_WAIT_S), *(word for path in sorted(paths) for word in ("--share", str(path)))]
+    # A session of its own: at a terminal's Ctrl-C the cluster stays until the block has ended what runs on it.
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as leash:
         assert leash.stdin is not None and leash.stdout is not None and leash.stderr is not None
         try:
@@ -52,6 +58,7 @@ def private_cluster(
             yield cluster
         finally:
             leash.stdin.close()
+            leash.wait()
 
 
 class ClusterRun:

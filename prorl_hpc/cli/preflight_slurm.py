@@ -66,12 +66,19 @@ def slurm_warnings(config: ProrlConfig, *, starting: bool = True) -> Iterator[st
     """What may be meant, and does harm if it is not; in a dry run, that there is no Slurm to ask."""
     if config.cluster.kind == "slurm" and not starting and not any(cluster_errors(config)):
         yield from _silence(config)
-    if config.cluster.kind == "slurm" and Path(config.run.root).absolute().parts[1:2] in (("tmp",), ("dev",)):
+    if config.cluster.kind == "slurm" and _each_nodes_own(Path(config.run.root).absolute()):
         yield (
             f"run.root={config.run.root}: /{Path(config.run.root).absolute().parts[1]} is each node's own as a rule, and a "
             "job whose nodes do not see its run directory ends at once, without a word. Set run.root to storage that this "
             "machine and all nodes share, or make sure with `prorl-hpc doctor … --on-nodes`"
         )
+
+
+def _each_nodes_own(path: Path) -> bool:
+    """As a rule; not what a site has mounted below /tmp, as a cluster of one machine does with what its nodes share."""
+    if path.parts[1:2] != ("tmp",):
+        return path.parts[1:2] == ("dev",)
+    return not any(place.is_mount() for place in (path, *path.parents) if len(place.parts) > 2)
 
 
 def site_options() -> list[str]:

@@ -35,10 +35,10 @@ def start_cluster(directory: Path, shape: Shape) -> PrivateSlurm:
     begun = time.monotonic()
     try:
         cluster.start()
-    except BaseException:
+        print(f"up in {time.monotonic() - begun:.2f} s\nexport SLURM_CONF={cluster.conf}", flush=True)
+    except BaseException:  # who asked may be gone: then nobody reads it, and nobody would stop it
         cluster.stop()
         raise
-    print(f"up in {time.monotonic() - begun:.2f} s\nexport SLURM_CONF={cluster.conf}", flush=True)
     return cluster
 
 

@@ -123,13 +123,15 @@ def compare(paths: Sequence[Path]) -> SideBySide:
     names = list(dict.fromkeys(point.name for side in sides for point in side.points))
     lines = [line for name in names for line in _lines(name, sides)]
     if not lines:
-        held = "; ".join(
-            f"{side.label}: {', '.join(point.name for point in side.points) or 'nothing'}" for side in sides
-        )
+        held = "; ".join(f"{side.label}: {', '.join(map(_held, side.points)) or 'nothing'}" for side in sides)
         raise ConfigError(
             f"no two of these have a measured point of the same name in common ({held}): nothing to compare"
         )
     return SideBySide(sides, lines, [words for name in names for words in _differences(name, sides)])
+
+
+def _held(point: Point) -> str:
+    return f"{point.name} has no figures ({point.why})" if point.why else point.name
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

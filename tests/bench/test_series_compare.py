@@ -57,6 +57,12 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         compare([one, other])
 
 
+def test_a_point_that_failed_is_told_where_nothing_is_left_to_compare(tmp_path: Path) -> None:
+    one, other = series_in(tmp_path / "f1", failed(spec(1))), series_in(tmp_path / "good", done(spec(1)))
+    with pytest.raises(ConfigError, match=r"f1: nodes-1 has no figures \(failed: its worker ended\); good: nodes-1\)"):
+        compare([one, other])
+
+
 def test_folders_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     paths = [series_in(tmp_path / name / "out", done(spec(1))) for name in ("x", "y")]
     assert [side.label for side in compare(paths).sides] == ["x/out", "y/out"]

@@ -6,6 +6,7 @@ What comes out are settings of the scripted engine; what was held out of the fit
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,11 @@ from prorl_hpc.bench.fit_rows import (
     non_negative_least_squares,
     rows_of,
 )
+from prorl_hpc.cli.composition_choices import read_as
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import ProrlConfig
 from prorl_hpc.config.script_settings import latency_words, script_settings
-from prorl_hpc.config.store import user_conf_dirs
+from prorl_hpc.config.store import own_conf_dir
 from prorl_hpc.inference.request_records import RequestRecord, ServerRequests, read_requests
 from prorl_hpc.messages.errors import ConfigError
 
@@ -35,6 +37,9 @@ _ROUNDS = 20
 _ALIKE = 0.995
 """Columns that are correlated more than this cannot be told apart."""
 _DIGITS = 4
+_WORST_ERROR = 0.5
+_ROUGH = 0.15
+"""More than this share of itself to either side, and a setting is said to be known only roughly."""
 _CACHE_SIZE = re.compile(r"KV cache size: ([\d,]+) tokens")
 
 _LEAST_SPREAD = {
@@ -87,9 +92,9 @@ class LatencyFit:
 
 def fit(run_dir: Path) -> LatencyFit:
     """ConfigError if the run recorded too little, or too much of the same, with what to do."""
-    run = RunDirectory.open(run_dir, to_read=True)
+    run = RunDirectory.open(run_dir.resolve(), to_read=True)
     config = run.load_config()
-    if not run.requests.is_dir():
+    if not any(run.requests.glob("*.jsonl")):
         raise ConfigError(
             f"{run_dir} has recorded no requests: run it with engine.record_requests=true (now it is "
             f"{str(config.engine.record_requests).lower()}), with the engine that is to be modelled"
@@ -97,6 +102,12 @@ def fit(run_dir: Path) -> LatencyFit:
     servers = read_requests(run.requests)
     records = [server.records for server in servers]
     cache, notes = _cache_settings(run, config, records)
+    notes += tuple(
+        f"requests/{server.server}.jsonl, line {', '.join(map(str, server.cut_lines))}: left out, for the end of the agent "
+        "cut it off"
+        for server in servers
+        if server.cut_lines
+    )
     return fit_records(records, str(run_dir), _source(run, config, servers), cache, notes)
 
 
@@ -126,15 +137,17 @@ def fit_records(
     jitter = 1.4826 * float(
         np.median(np.abs(left - np.median(left)))
     )  # of a normal distribution, by its median deviation
+    settings |= ({"jitter": _rounded(jitter)} if jitter > 1e-3 else {}) | cache | {"fitted": source}
+    _check_fit(settings, float(np.median(errors)), where)
     return LatencyFit(
-        settings=settings | ({"jitter": _rounded(jitter)} if jitter > 1e-3 else {}) | cache | {"fitted": source},
+        settings=settings,
         source=source,
         requests=len(rows),
         held_out=int(held_out.sum()),
         median_error=float(np.median(errors)),
         p90_error=float(np.quantile(errors, 0.9)),
         throughput_error=float((predicted * measured_s).sum() / measured_s.sum() - 1),
-        notes=notes,
+        notes=notes + _rough(features[~held_out], ones[~held_out], found),
     )
 
 
@@ -146,6 +159,41 @@ def _robust(features: Floats, wanted: Floats) -> Floats:
         scale = 1 / np.sqrt(np.maximum(np.abs(features @ found - wanted), 0.01))
         found = non_negative_least_squares(features * scale[:, None], wanted * scale)
     return found
+
+
+def _rough(features: Floats, wanted: Floats, found: Floats) -> tuple[str, ...]:
+    """Settings that the requests tell only roughly. Of the least sum of absolute errors the variance is π/2 · σ² · (FᵀF)⁻¹
+    (Bassett and Koenker, Asymptotic Theory of Least Absolute Error Regression, 1978, for normal errors); nine of ten are within 1.645 of its
+    roots."""
+    used = found > 0
+    some, values = features[:, used], found[used]
+    sigma = 1.4826 * float(np.median(np.abs(some @ values - wanted)))
+    ranges = 1.645 * sigma * np.sqrt(np.pi / 2 * np.diag(np.linalg.pinv(some.T @ some)))
+    names = [name for name, is_used in zip(COLUMNS, used, strict=True) if is_used]
+    rough = [
+        f"{name} ±{wide / value:.0%}"
+        for name, value, wide in zip(names, values, ranges, strict=True)
+        if wide > _ROUGH * value
+    ]
+    if not rough:
+        return ()
+    return (
+        f"told only roughly, for requests spend little of their time there: {', '.join(rough)}; more requests tell more",
+    )
+
+
+def _check_fit(settings: Mapping[str, float | int | str], median_error: float, where: str) -> None:
+    """Numbers come out of any records; a model does not."""
+    if not median_error <= _WORST_ERROR:
+        raise ConfigError(
+            f"{where}: half of the requests that were held out are predicted more than {median_error:.0%} wrong, at most "
+            f"{_WORST_ERROR:.0%} is a model: their seconds do not follow from prompt, turn and load; record anew, on a machine "
+            "that nobody else uses meanwhile"
+        )
+    try:
+        script_settings(settings)
+    except ValueError as error:
+        raise ConfigError(f"{where}: what fits its requests is no model of an engine: {error}; record anew") from error
 
 
 def _check(rows: Rows, where: str) -> None:
@@ -214,14 +262,22 @@ def _source(run: RunDirectory, config: ProrlConfig, servers: list[ServerRequests
 
 
 def latency_file(name: str) -> Path:
-    """Where a user's ``latency=NAME`` is found by every launch: the first of their directories of settings."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-        raise ConfigError(f"{name!r} cannot be the name of a latency model: letters, digits, _, - and . alone")
-    directories = user_conf_dirs()
-    directory = directories[0] if directories else Path("~/.config/prorl_hpc/conf").expanduser()
-    return directory / "latency" / f"{name}.yaml"
+    """Where a user's ``latency=NAME`` is found by every launch: the first of their directories of settings. ConfigError for
+    a name that ``latency=NAME`` could not say."""
+    told = f"{name!r} cannot be the name of a latency model"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", name):
+        raise ConfigError(f"{told}: letters, digits, _, - and . alone, 100 at most")
+    if read := read_as(f"latency={name}"):
+        raise ConfigError(f"{told}: latency={name} is {read}; give another --name, such as --name fit-{name}")
+    if name.endswith((".yaml", ".yml")):
+        raise ConfigError(f"{told}: it names the file without its ending; give --name {name.rpartition('.')[0]}")
+    return own_conf_dir() / "latency" / f"{name}.yaml"
 
 
 def write_fit(found: LatencyFit, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(found.yaml())
+    """ConfigError if it cannot be written there."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(found.yaml())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error

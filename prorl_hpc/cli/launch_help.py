@@ -60,7 +60,7 @@ def group_choices(own_dir: Path | None = None) -> dict[str, dict[str, Path]]:
 def first_comment(path: Path) -> str:
     """The first sentence of the file's first comment: what the choice is."""
     words: list[str] = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():
         if not line.startswith("#"):
             break
         text = line.lstrip("# ").strip()

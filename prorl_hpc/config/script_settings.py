@@ -41,6 +41,10 @@ class ScriptSettings:
     """Where these times come from, for reports: a fit says its run. Changes nothing."""
 
 
+LONGEST_S = 3600.0
+"""Of any time: more is a mistake, such as milliseconds for seconds."""
+MOST_JITTER = 3.0
+"""A twentieth of all times are then more than 100 times what is set."""
 _TIMES = {
     "first_token_s": "first token {:.4g} s",
     "first_token_s_per_1k": "+ {:.4g} s per 1,000 prompt tokens not cached",
@@ -91,6 +95,10 @@ def _errors(script: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{told}: must be {'the path of a JSONL file' if name == 'replay' else 'a text'}"
         elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
             yield f"{told}: must be a number, 0 or more"
+        elif name == "jitter" and value > MOST_JITTER:
+            yield f"{told}: must be at most {MOST_JITTER:g}, for it is relative: 0.1 spreads times by about a tenth"
+        elif isinstance(known[name], float) and name != "jitter" and value > LONGEST_S:
+            yield f"{told}: must be at most {LONGEST_S:g} (an hour), for it is in seconds"
         elif isinstance(known[name], int) and not isinstance(value, int):
             yield f"{told}: must be a whole number"
     if script.get("block_size", 1) == 0:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -28,19 +29,23 @@ class ServedBy(msgspec.Struct, frozen=True, tag="engine"):
     cpus: int
 
 
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class RequestRecord(msgspec.Struct, frozen=True, tag="request"):
     """``began``: when it went into the engine, Unix time; ``seconds`` it was there, after ``queued_s`` at the gate before
     it (engine.max_parallel_requests). ``running_at_start`` and ``running`` (mean) count it too. ``reason``: why it ended;
     empty: the engine gave no answer."""
 
-    began: float
-    seconds: float
-    queued_s: float
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    running_at_start: int
-    running: float
+    began: Seconds
+    seconds: Seconds
+    queued_s: Seconds
+    prompt_tokens: Count
+    cached_tokens: Count
+    generated_tokens: Count
+    running_at_start: Annotated[int, msgspec.Meta(ge=1)]
+    running: Seconds
     reason: str = ""
 
 
@@ -81,7 +86,8 @@ class RequestRecords:
         self._file = path.open("ab", buffering=0)
         self._encoder = msgspec.json.Encoder()
         self._running = RunningMean(clock)
-        self._write(ServedBy(engine, node, len(os.sched_getaffinity(0))))
+        before = b"\n" if self._file.tell() else b""  # the end of an earlier agent may have cut its last line off
+        self._write(ServedBy(engine, node, len(os.sched_getaffinity(0))), before)
 
     def begin(self) -> OpenRecord:
         now, integral = self._running.change(+1)
@@ -108,45 +114,65 @@ class RequestRecords:
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, record: RequestRecord | ServedBy) -> None:
+    def _write(self, record: RequestRecord | ServedBy, before: bytes = b"") -> None:
         if self._file.closed:
             return
         try:
-            self._file.write(self._encoder.encode(record) + b"\n")
+            self._file.write(before + self._encoder.encode(record) + b"\n")
         except OSError as error:
             log.error("%s: recording of requests ends here (engine.record_requests): %s", self._path, error)
             self._file.close()
 
 
+_HEADS = (b'{"type":"engine"', b'{"type":"request"')
+
+
 class ServerRequests(msgspec.Struct, frozen=True):
-    """``served_by``: one for each time that its agent was started."""
+    """``served_by``: one for each time that its agent was started. ``cut_lines``: numbers of the lines that the end of an
+    agent cut off; they are left out."""
 
     server: str
     served_by: list[ServedBy]
     records: list[RequestRecord]
+    cut_lines: list[int]
 
 
 def read_requests(directory: Path) -> list[ServerRequests]:
-    """Of each server. ConfigError names a line that is wrong; a last one that was cut off by the end of its process is left
-    out."""
+    """Of each server. ConfigError names a line that is wrong, or a file that cannot be read."""
     return [_read(path) for path in sorted(directory.glob("*.jsonl"))]
 
 
 def _read(path: Path) -> ServerRequests:
     decoder: msgspec.json.Decoder[ServedBy | RequestRecord] = msgspec.json.Decoder(ServedBy | RequestRecord)
-    found = ServerRequests(path.stem, [], [])
-    lines = path.read_bytes().split(b"\n")
+    found = ServerRequests(path.stem, [], [], [])
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:
             read = decoder.decode(line)
-        except msgspec.DecodeError as error:
-            if number == len(lines):
-                break
-            raise ConfigError(f"{path}, line {number}: not the record of a request: {error}") from error
+            if isinstance(read, RequestRecord) and read.cached_tokens > read.prompt_tokens:
+                raise msgspec.ValidationError(f"{read.cached_tokens} cached of {read.prompt_tokens} prompt tokens")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if _is_cut(line, b"".join(lines[number : number + 1])):
+                found.cut_lines.append(number)
+                continue
+            raise ConfigError(
+                f"{path}, line {number}: not the record of a request: {error}. Delete the line if the rest is as it was "
+                "recorded, else record anew"
+            ) from error
         if isinstance(read, ServedBy):
             found.served_by.append(read)
         else:
             found.records.append(read)
     return found
+
+
+def _is_cut(line: bytes, following: bytes) -> bool:
+    """Whether the end of its agent cut ``line`` off: it begins as one does, has no end, and the next agent's lines follow, or
+    none."""
+    begins = any(line.startswith(head[: len(line)]) for head in _HEADS)
+    return begins and not line.endswith(b"}") and (not following or following.startswith(_HEADS[0]))

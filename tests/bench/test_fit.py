@@ -179,9 +179,62 @@ def test_a_run_without_records_is_told_how_to_make_them(tmp_path: Path) -> None:
         fit(RunDirectory.create(config).path)
 
 
-def test_a_name_that_is_no_file_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be the name"):
-        latency_file("../mine")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../mine", "letters, digits"),
+        ("a" * 300, "100 at most"),
+        ("mine.yaml", "give --name mine"),
+        ("inf", "no name to YAML, but a number; give another --name, such as --name fit-inf"),
+        ("1", "but a number"),
+        ("1e5", "but a number"),
+        ("True", "but true or false"),
+        ("null", "but null"),
+    ],
+)
+def test_a_name_that_latency_could_not_choose_is_refused(name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot be the name of a latency model.*{why}"):
+        latency_file(name)
+
+
+def test_a_model_lies_where_every_launch_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PRORL_CONF_DIR", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    found = LatencyFit({"token_s": 0.02, "fitted": "x"}, "x", 400, 100, 0.081, 0.305, -0.02)
+    write_fit(found, latency_file("7b-fit.v2"))
+    assert compose(["latency=7b-fit.v2"]).engine.script["token_s"] == 0.02
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written: "):
+        write_fit(found, tmp_path / "file" / "mine.yaml")
+
+
+def test_what_the_requests_tell_only_roughly_is_said() -> None:
+    assert "told only roughly" not in fit_records(two_servers(), "run", "a test", {}).text()
+    few = [served(60, 2, 0.3), served(60, 8, 0.3, seed=1)]
+    assert "first_token_s" in fit_records(few, "run", "a test", {}).text().partition("told only roughly")[2]
+
+
+def test_times_that_follow_from_nothing_are_no_model() -> None:
+    source = random.Random(0)
+    wild = [[msgspec.structs.replace(r, seconds=10 ** source.uniform(-3, 3)) for r in one] for one in two_servers()]
+    with pytest.raises(ConfigError, match=r"run: half of the requests that were held out.*record anew"):
+        fit_records(wild, "run", "a test", {})
+
+
+def test_times_that_no_engine_has_are_no_model() -> None:
+    slow = [[msgspec.structs.replace(r, seconds=1e6 * r.seconds) for r in one] for one in two_servers()]
+    with pytest.raises(ConfigError, match=r"no model of an engine: engine\.script\..*an hour"):
+        fit_records(slow, "run", "a test", {})
+
+
+def test_what_the_end_of_an_agent_cut_off_is_left_out_and_told(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    path = run.requests / "inference-1.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert "requests/inference-1.jsonl, line 401: left out" in fit(run.path).text()
+    path.write_bytes(path.read_bytes()[:-20].replace(b'"seconds":', b'"seconds":-', 1))
+    with pytest.raises(ConfigError, match=r"inference-1\.jsonl, line 2: not the record"):
+        fit(run.path)
 
 
 def test_latency_models_that_are_shipped_are_good_settings_and_say_their_source() -> None:

@@ -9,6 +9,7 @@ import pytest
 from prorl_hpc.bench.scaling import read_words
 from prorl_hpc.cli.composition import compose_all
 from prorl_hpc.cli.composition_choices import groups
+from prorl_hpc.cli.launch_help import first_comment
 from prorl_hpc.messages.errors import ConfigError
 
 GLOBAL = "# @package _global_\n"
@@ -91,3 +92,4 @@ def test_a_file_that_cannot_be_chosen_says_where_it_lies_and_what_it_lacks(
 def test_a_file_that_is_not_chosen_stops_nobody(own: Path) -> None:
     latency(own, "binary", b"\x93\xff\x00 abc")
     assert compose_all(["trainer.steps=1"])[0].config.trainer.steps == 1
+    assert first_comment(own / "latency" / "binary.yaml") == ""

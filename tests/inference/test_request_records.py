@@ -54,6 +54,49 @@ def test_a_cut_last_line_is_left_out_and_another_is_named(tmp_path: Path) -> Non
         read_requests(tmp_path)
 
 
+def test_an_agent_that_starts_again_begins_a_new_line(tmp_path: Path) -> None:
+    path = tmp_path / "inference-0.jsonl"
+    path.write_bytes(b'{"type":"engine","engine":"vllm 1","node":"n","cpus":2}\n{"type":"request","began":1')
+    records = RequestRecords(path, "vllm 1", "n")
+    records.end(records.begin(), 1, 0.0)
+    records.close()
+    (server,) = read_requests(tmp_path)
+    assert (len(server.served_by), len(server.records), server.cut_lines) == (2, 1, [2])
+
+
+RECORD = (
+    b'{"type":"request","began":1.0,"seconds":0.5,"queued_s":0.0,"prompt_tokens":24,"cached_tokens":0,'
+    b'"generated_tokens":25,"running_at_start":2,"running":2.0,"reason":"stop"}'
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        RECORD[:70] + b"\n" + RECORD,
+        RECORD.replace(b"0.5", b"-0.5"),
+        RECORD.replace(b"0.5", b"NaN"),
+        RECORD.replace(b"0.5", b"1e999"),
+        RECORD.replace(b"0.5", b'"0.5"'),
+        RECORD.replace(b"24", b"-24"),
+        RECORD.replace(b'cached_tokens":0', b'cached_tokens":25'),
+        RECORD.replace(b'start":2', b'start":0'),
+        RECORD.replace(b"stop", b"\xff"),
+        b"\x93\xff\x00 abc",
+        b"[]",
+    ],
+)
+def test_a_line_that_no_agent_wrote_is_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "inference-0.jsonl").write_bytes(line)
+    with pytest.raises(ConfigError, match=r"inference-0\.jsonl, line 1: not the record of a request: .*record anew"):
+        read_requests(tmp_path)
+
+
+def test_an_empty_record_has_no_requests(tmp_path: Path) -> None:
+    (tmp_path / "inference-0.jsonl").touch()
+    assert read_requests(tmp_path)[0].records == []
+
+
 def test_a_full_disk_ends_the_recording_and_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     records = RequestRecords(tmp_path / "r.jsonl", "vllm 1", "n1")
     records._file = Full()  # type: ignore[assignment]

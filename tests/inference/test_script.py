@@ -84,6 +84,12 @@ def test_jitter_spreads_around_the_time_and_repeats_by_seed() -> None:
     [
         ({"tokn_s": 1}, "engine.script.tokn_s=1: there is no such setting; known are replay, seed"),
         ({"token_s": -1}, "engine.script.token_s=-1: must be a number, 0 or more"),
+        (
+            {"token_s": 1e12},
+            "engine.script.token_s=1000000000000.0: must be at most 3600 (an hour), for it is in seconds",
+        ),
+        ({"stall_s_per_1k": 3601}, "engine.script.stall_s_per_1k=3601: must be at most 3600"),
+        ({"jitter": 1000}, "engine.script.jitter=1000: must be at most 3, for it is relative"),
         ({"token_s": "fast"}, "must be a number"),
         ({"token_s": float("inf")}, "must be a number"),
         ({"seed": 1.5}, "must be a whole number"),

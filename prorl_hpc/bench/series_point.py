@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 
+from prorl_hpc.bench.figures import commit_of_run
 from prorl_hpc.bench.point_measures import measure
 from prorl_hpc.bench.scaling_records import (
     RECORD_FILE,
-    LoadRecord,
     PointFigures,
     PointResult,
     PointSpec,
     PointState,
+    read_record,
 )
 from prorl_hpc.bench.series_launch import engine_words, workload_words
 from prorl_hpc.cli.following import QueueReason, stop_at_once
 from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import ProrlError, RunError
 from prorl_hpc.messages.rollout import Status
-from prorl_hpc.messages.status import RunStatus
-from prorl_hpc.observe.reading import read_tolerantly
+from prorl_hpc.messages.status import Phase
+from prorl_hpc.observe.plain_lines import heartbeat
+from prorl_hpc.observe.snapshot import SnapshotReader
 from prorl_hpc.slurm.endings import OUT_OF_TIME, read_ending
 from prorl_hpc.slurm.failure import read_failure
 from prorl_hpc.slurm.job import Job
@@ -52,20 +53,21 @@ class RunningPoint:
         stop_at_once(self.run, self.job, reason)
 
     def news(self) -> str:
-        """What it does, every so often if that is something new, else nothing."""
+        """What it does, every so often; that it waits in a queue, which takes hours, once for each reason."""
         if time.monotonic() - self._told_at < TOLD_EVERY_S:
             return ""
         self._told_at = time.monotonic()
-        told = self._queue() or self._progress()
-        if told == self._told:
+        waits = self._queue()
+        if waits and waits == self._told:
             return ""
-        self._told = told
-        return f"{self.spec.name}: {told}"
+        self._told = waits
+        return f"{self.spec.name}: {waits or self._progress()}"
 
     def _progress(self) -> str:
-        status = read_tolerantly(self.run.status_file, RunStatus)
-        if status is None:
-            return "starts"
+        snapshot = SnapshotReader(self.run).read()
+        status = snapshot.run
+        if status is None or any(process.phase is Phase.STARTING for process in snapshot.processes):
+            return heartbeat(snapshot)
         ended = sum(status.rollouts.get(state.value, 0) for state in Status if state.terminal)
         broken = ended - status.rollouts.get(Status.DONE.value, 0) - status.rollouts.get(Status.CANCELLED.value, 0)
         of = f" of {self.spec.load.rollouts}" if self.spec.load.rollouts else ""
@@ -77,7 +79,8 @@ class RunningPoint:
         state, why, figures = self._outcome()
         date = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(self.job.record.submitted))
         workload = workload_words(config, self.spec.overrides)
-        return PointResult(self.spec, state, why, str(self.run.path), engine_words(config), workload, date, figures)
+        engine, commit = engine_words(config), commit_of_run(self.run.path)
+        return PointResult(self.spec, state, why, str(self.run.path), engine, workload, date, figures, commit)
 
     def _outcome(self) -> tuple[PointState, str, PointFigures | None]:
         if self._out_of_time():
@@ -89,7 +92,7 @@ class RunningPoint:
             how = f"was {ending.ending.value} ({ending.reason})" if ending is not None else "ended without a word"
             return PointState.FAILED, f"its run {how}; {self.job.description}; logs: {self.run.logs}", None
         try:
-            record = read_json(self.run.path / RECORD_FILE, LoadRecord)
+            record = read_record(self.run.path)
             if record is None:
                 return PointState.FAILED, f"the load process left no {RECORD_FILE}; logs: {self.run.logs}", None
             figures = measure(self.run, record, self.spec)

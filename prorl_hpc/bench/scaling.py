@@ -67,7 +67,7 @@ def read_words(words: Sequence[str]) -> Asked:
     """Raises ConfigError for a word that is neither a setting of ours nor one for Hydra, and for values that cannot be."""
     given: dict[str, str] = {}
     overrides: list[str] = []
-    groups = {name: {} for name in group_names()} | group_choices()
+    groups: dict[str, dict[str, Path]] = {name: {} for name in group_names()} | group_choices()
     for word in words:
         name, equals, value = word.partition("=")
         bare = name.lstrip("+~")

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from prorl_hpc.bench.scaling_records import RECORD_FILE, LoadRecord, PointResult
+from prorl_hpc.bench.scaling_records import RECORD_FILE, LoadRecord, PointResult, read_record
 from prorl_hpc.bench.simulation_config import SimulationConfig
 from prorl_hpc.bench.simulation_times import Floats
 from prorl_hpc.config.run_directory import RunDirectory
-from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.rollout import Stage, Status
 from prorl_hpc.observe.rollout_store import read_rollouts
@@ -41,8 +40,8 @@ class Recorded:
 
 
 def recorded(result: PointResult, rate: float) -> Recorded:
-    """Read the point's run. Raises ConfigError if it is gone."""
-    record = read_json(Path(result.run_dir) / RECORD_FILE, LoadRecord)
+    """Read the point's run. Raises ConfigError if it is gone, RunError if it is damaged."""
+    record = read_record(Path(result.run_dir))
     if record is None or not record.pool_sizes.get("run"):
         raise ConfigError(
             f"--simulate: the run of point {result.spec.name}, {result.run_dir}, has no {RECORD_FILE} that tells its pools: the simulator is "

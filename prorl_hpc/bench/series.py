@@ -6,53 +6,21 @@ the others are launched. A point that failed has a result that says so; it is me
 
 from __future__ import annotations
 
-import contextlib
-import shlex
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from prorl_hpc.bench.parts import Say
-from prorl_hpc.bench.scaling_records import (
-    RESULTS_FILE,
-    SERIES_FILE,
-    PointResult,
-    PointSpec,
-    PointState,
-    Series,
-    point_file,
-)
+from prorl_hpc.bench.scaling_records import SERIES_FILE, PointResult, PointSpec, PointState, Series, point_file
+from prorl_hpc.bench.series_folder import read_result, run_note
 from prorl_hpc.bench.series_launch import compose_points, engine_words, launch_point, workload_words
 from prorl_hpc.bench.series_point import RunningPoint
 from prorl_hpc.cli.composition import Composed
 from prorl_hpc.cli.following import ignore_signals
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
-from prorl_hpc.messages.codec import read_json, write_json
+from prorl_hpc.messages.codec import write_json
 from prorl_hpc.messages.errors import ConfigError, RunError
 
 LOOK_S = 0.5
-
-
-def check_folder(folder: Path, series: Series) -> None:
-    """Raises ConfigError unless ``series`` can be measured into ``folder``: a new one, or the one that is there already,
-    whatever it was called with."""
-    there = read_json(folder / SERIES_FILE, Series)
-    if there is not None and (there.place, there.points) != (series.place, series.points):
-        raise ConfigError(
-            f"out={folder} holds another series: `{shlex.join(there.command)}`, place: {there.place}. Name another folder, "
-            f"or go on with that one: `prorl-hpc bench scaling out={folder}`"
-        )
-    if there is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"out={folder} is there and holds no series: name a folder that is new or empty")
-
-
-def read_series(folder: Path) -> tuple[Series, list[PointResult]]:
-    """With the results that are there, in the order of the points. Raises ConfigError if the folder holds no series."""
-    series = read_json(folder / SERIES_FILE, Series)
-    if series is None:
-        raise ConfigError(f"{folder} holds no series: it has no {SERIES_FILE}, which `prorl-hpc bench scaling` writes")
-    found = [read_json(point_file(folder, spec.name), PointResult) for spec in series.points]
-    return series, [result for result in found if result is not None]
 
 
 class SeriesRun:
@@ -85,22 +53,29 @@ class SeriesRun:
         except SystemExit:
             self._leave()
             raise
+        except OSError:
+            self._stop("bench scaling cannot write its folder")
+            raise
 
     def _is_left(self, spec: PointSpec, again: bool) -> bool:
-        result = read_json(point_file(self._folder, spec.name), PointResult)
+        result = read_result(self._folder, spec)
+        if result is not None and result.state is not PointState.DONE and not again:
+            self._say(f"{spec.name}: {result.state.value.replace('_', ' ')}, and not measured again: {result.why}")
         return result is None or (again and result.state is not PointState.DONE)
 
     def _take_up(self) -> None:
         """Wait for runs that an interrupted series has left under way."""
         for spec in [*self._left]:
-            noted = _run_note(self._folder, spec)
+            noted = run_note(self._folder, spec)
             if not noted.exists() or self._series.place == "private":  # that cluster has ended with its series
                 continue
-            with contextlib.suppress(RunDirectoryError, RunError):  # removed, or never submitted
-                run = RunDirectory.open(noted.read_text().strip())
-                self._under_way.append(RunningPoint(spec, run))
-                self._left.remove(spec)
-                self._say(f"{spec.name}: goes on with {run.path}")
+            try:
+                self._under_way.append(running := _noted(noted, spec))
+            except (RunDirectoryError, RunError) as error:  # removed, never submitted, or damaged
+                self._say(f"{spec.name}: started anew, for the run that it had cannot be waited for: {error}")
+                continue
+            self._left.remove(spec)
+            self._say(f"{spec.name}: goes on with {running.run.path}")
 
     def _start(self, spec: PointSpec, entry: Composed) -> None:
         number = 1 + [point.name for point in self._series.points].index(spec.name)
@@ -127,7 +102,7 @@ class SeriesRun:
         file = point_file(self._folder, result.spec.name)
         file.parent.mkdir(exist_ok=True)
         write_json(file, result)
-        _run_note(self._folder, result.spec).unlink(missing_ok=True)
+        run_note(self._folder, result.spec).unlink(missing_ok=True)
         figures = result.figures
         rate = f"{figures.steady_per_s:.3g} rollouts/s, {figures.done} done" if figures is not None else result.why
         self._say(f"{result.spec.name}: {result.state.value.replace('_', ' ')}: {rate}")
@@ -136,7 +111,7 @@ class SeriesRun:
         ignore_signals()
         for running in self._under_way:
             running.stop(reason)
-            _run_note(self._folder, running.spec).unlink(missing_ok=True)
+            run_note(self._folder, running.spec).unlink(missing_ok=True)
 
     def _leave(self) -> None:
         if self._series.place != "slurm":
@@ -148,21 +123,19 @@ class SeriesRun:
             )
 
 
-def write_results(folder: Path, results: Sequence[PointResult]) -> None:
-    """``results.parquet``: every rollout of every point."""
-    import pyarrow.parquet as pq
-
-    from prorl_hpc.bench.point_measures import rollout_table
-
-    pq.write_table(rollout_table(results), folder / RESULTS_FILE)
-
-
-def _run_note(folder: Path, spec: PointSpec) -> Path:
-    return folder / "points" / f"{spec.name}.run"
+def _noted(file: Path, spec: PointSpec) -> RunningPoint:
+    """The run that ``file`` names. Raises RunError or RunDirectoryError."""
+    try:
+        named = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{file} cannot be read ({error}); `prorl-hpc status` shows whether it still runs") from error
+    if not named:
+        raise RunError(f"{file} is empty; `prorl-hpc status` shows whether it still runs")
+    return RunningPoint(spec, RunDirectory.open(named))
 
 
 def _note_run(folder: Path, spec: PointSpec, run: RunDirectory) -> None:
-    file = _run_note(folder, spec)
+    file = run_note(folder, spec)
     file.parent.mkdir(exist_ok=True)
     file.write_text(f"{run.path}\n")
 

@@ -12,27 +12,27 @@ import msgspec
 from rich import box
 from rich.table import Table
 
+from prorl_hpc.bench.figures import commit_of_run
 from prorl_hpc.bench.point_measures import measure
 from prorl_hpc.bench.scaling_figures import base_of, efficiency, steady, why_no_rate
 from prorl_hpc.bench.scaling_records import (
     ORDER_FILE,
-    RECORD_FILE,
     SERIES_FILE,
     LoadOrder,
-    LoadRecord,
     PointFigures,
     PointResult,
     PointSpec,
+    read_record,
 )
 from prorl_hpc.bench.scaling_tables import NONE, markdown_table
-from prorl_hpc.bench.series import read_series
+from prorl_hpc.bench.series_folder import read_series
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import ConfigError
 from prorl_hpc.messages.rollout import Status
 from prorl_hpc.observe.rollout_store import read_rollouts
 
-_SETTINGS = "settings"
+_SETTINGS, _COMMIT = "settings", "commit"
 RUN = "run"
 """The point of a run that is compared by itself."""
 UNITS = {
@@ -48,12 +48,17 @@ UNITS = {
     "in INIT": "s",
     "in RUN": "s",
     "in EVAL": "s",
-    "tool call": "s",
+    "tool call beyond its sleep": "s",
     "coordinator a rollout": "s",
     "done": "",
     "not done": "",
 }
 """Every figure that is compared, in the order of the table. Times are means."""
+_SHORT_S = 0.1
+"""A ratio to a time below this is not told, for it may be great and mean nothing: the difference is."""
+_DECIMALS = {"%": 2}
+_MOST_CHARACTERS = 120
+"""Of a setting's value."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -77,7 +82,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """``ratios``: of each side after the first to the first."""
+    """``ratios``: of each side after the first to the first; None, too, for a time so short that a ratio to it says nothing."""
 
     point: str
     figure: str
@@ -161,6 +166,8 @@ def _side(path: Path, label: str) -> Side:
 def _of_result(result: PointResult, reached: float | None) -> Point:
     set_up = {"engine": result.engine, "workload": result.workload, "load": _load(result.spec.load)}
     set_up[_SETTINGS] = "\n".join(result.spec.overrides)
+    if result.commit:
+        set_up[_COMMIT] = result.commit
     if result.figures is None or steady(result) is None:
         return Point(result.spec.name, set_up, {}, why_no_rate(result))
     return Point(result.spec.name, set_up, {**_numbers(result.figures), "efficiency": reached})
@@ -171,7 +178,9 @@ def _of_run(run: RunDirectory) -> Point:
     config = run.load_config()
     settings = [f"{name}={value}" for name, value in _flat(dataclasses.asdict(config)) if not name.startswith("run.")]
     set_up = {"engine": config.engine.kind, "task": config.task.name, _SETTINGS: "\n".join(settings)}
-    record, order = read_json(run.path / RECORD_FILE, LoadRecord), read_json(run.path / ORDER_FILE, LoadOrder)
+    if commit := commit_of_run(run.path):
+        set_up[_COMMIT] = commit
+    record, order = read_record(run.path), read_json(run.path / ORDER_FILE, LoadOrder)
     if record is None or order is None:
         return Point(RUN, set_up, _of_rollouts(run))
     figures = measure(run, record, PointSpec(run.run_id, 1, [], order))
@@ -206,7 +215,7 @@ def _numbers(figures: PointFigures) -> dict[str, float | None]:
         "prefix-cache hits": percent(figures.prefix_hit_rate),
         "wait for RUN": figures.waits["run"].mean if "run" in figures.waits else None,
         **{f"in {stage.upper()}": times.mean for stage, times in figures.stages.items()},
-        "tool call": figures.tool_call_s,
+        "tool call beyond its sleep": figures.tool_call_s,
         "coordinator a rollout": figures.coordinator_s,
         "done": figures.done,
         "not done": figures.not_done,
@@ -246,8 +255,9 @@ def _lines(name: str, sides: Sequence[Side]) -> list[Line]:
         if sum(value is not None for value in values) < 2:
             continue
         first = values[0]
-        lines.append(Line(name, figure, unit, values, [value / first if value is not None and first else None
-                                                       for value in values[1:]]))  # fmt: skip
+        base = None if first is None or _is_short(first, unit) else first
+        ratios = [value / base if value is not None and base else None for value in values[1:]]
+        lines.append(Line(name, figure, unit, values, ratios))
     return lines
 
 
@@ -260,18 +270,36 @@ def _differences(name: str, sides: Sequence[Side]) -> list[str]:
     for side, point in there[1:]:
         for what in (what for what in first.set_up if what in point.set_up):
             mine, other = first.set_up[what], point.set_up[what]
-            if mine != other:
-                found.append(
-                    _differs(f"{name}: not the same {what}", (first_side.label, mine), (side.label, other), what)
-                )
+            pairs = _settings_that_differ(mine, other) if what == _SETTINGS else {what: (mine, other)}
+            found += [
+                f"{name}: not the same {each}: {first_side.label}: {one}; {side.label}: {two}"
+                for each, (one, two) in pairs.items()
+                if one != two
+            ]
     return found
 
 
-def _differs(head: str, first: tuple[str, str], other: tuple[str, str], what: str) -> str:
-    if what == _SETTINGS:  # only those that are not in both
-        one, two = set(first[1].split("\n")), set(other[1].split("\n"))
-        first, other = (first[0], " ".join(sorted(one - two))), (other[0], " ".join(sorted(two - one)))
-    return f"{head}: {first[0]}: {first[1] or 'none'}; {other[0]}: {other[1] or 'none'}"
+def _settings_that_differ(first: str, other: str) -> dict[str, tuple[str, str]]:
+    """By their names, the value of each side."""
+    sides = [dict(_named(word) for word in words.split("\n") if word) for words in (first, other)]
+    names = sorted(name for name in sides[0] | sides[1] if sides[0].get(name) != sides[1].get(name))
+    return {name: (_short(sides[0].get(name)), _short(sides[1].get(name))) for name in names}
+
+
+def _named(word: str) -> tuple[str, str]:
+    """A setting in Hydra's words; one that is taken away has no value."""
+    name, _, value = word.lstrip("+").partition("=")
+    return name, value
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "not given"
+    return value if len(value) <= _MOST_CHARACTERS else f"{value[: _MOST_CHARACTERS - 1]}…"
+
+
+def _is_short(seconds: float, unit: str) -> bool:
+    return unit == "s" and seconds < _SHORT_S
 
 
 def _head(sides: Sequence[Side]) -> list[str]:
@@ -280,5 +308,23 @@ def _head(sides: Sequence[Side]) -> list[str]:
 
 
 def _cells(line: Line) -> list[str]:
-    values = [NONE if value is None else f"{value:.4g} {line.unit}".strip() for value in line.values]
-    return [line.point, line.figure, *values, *(NONE if ratio is None else f"{ratio:.3f}" for ratio in line.ratios)]
+    values = [NONE if value is None else _value_words(value, line.unit) for value in line.values]
+    first, *others = line.values
+    against = [_against(first, *pair, line.unit) for pair in zip(others, line.ratios, strict=True)]
+    return [line.point, line.figure, *values, *against]
+
+
+def _value_words(value: float, unit: str) -> str:
+    if unit in _DECIMALS:
+        return f"{value:.{_DECIMALS[unit]}f} {unit}"
+    return f"{1000 * value:.3g} ms" if _is_short(value, unit) else f"{value:.4g} {unit}".strip()
+
+
+def _against(first: float | None, value: float | None, ratio: float | None, unit: str) -> str:
+    """The ratio; of a short time the difference."""
+    if ratio is not None:
+        return f"{ratio:.3f}"
+    if first is None or value is None or not _is_short(first, unit):
+        return NONE
+    more = value - first
+    return f"{1000 * more:+.2g} ms" if abs(more) < _SHORT_S else f"{more:+.3g} s"

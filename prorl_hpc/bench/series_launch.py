@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from prorl_hpc.bench.scaling_records import ORDER_FILE, PointSpec
+from prorl_hpc.bench.series_folder import KEPT, MODEL
 from prorl_hpc.cli.attempt import submitted
 from prorl_hpc.cli.composition import Composed, compose_all
 from prorl_hpc.cli.following import stop_at_once
@@ -58,7 +58,7 @@ def _model(overrides: Sequence[str], folder: Path) -> list[str]:
     """A scripted engine needs a tokenizer alone, which is made here; who names a model gets that one's."""
     if last(overrides, "engine") != "scripted" or any(w.startswith(("model=", "model.path=")) for w in overrides):
         return []
-    return ["model=path", "model.name=tokenizer", f"model.path={folder.absolute() / 'model'}"]
+    return ["model=path", "model.name=tokenizer", f"model.path={folder.absolute() / MODEL}"]
 
 
 def last_of_each(words: Iterable[str]) -> list[str]:
@@ -85,28 +85,38 @@ def _times(name: str, spec: PointSpec) -> str:
 def compose_points(points: Sequence[PointSpec], place: str, folder: Path) -> list[Composed]:
     """The configuration of each point, all of them checked, at the site's Slurm too; nothing is started. Raises
     ConfigError that tells all that is wrong, and with which points."""
-    with _nothing_left_if_refused(folder):
-        if any(_model(spec.overrides, folder) for spec in points) and not (folder / "model").exists():
-            from prorl_hpc.tasks.testing import write_chat_model
+    if any(_model(spec.overrides, folder) for spec in points) and not (folder / MODEL).exists():
+        _write_model(folder)
+    kept = folder / KEPT
+    own = ["--config-dir", str(kept)] if kept.is_dir() else []
+    composed = [
+        _named(made, spec) for spec in points for made in compose_all([*own, *point_words(spec, place, folder)])
+    ]
+    if errors := all_errors(composed, starting=True):
+        count = "one thing is" if len(errors) == 1 else f"{len(errors)} things are"
+        told = "".join(f"\n  - {error}" for error in errors)
+        raise ConfigError(f"{count} wrong with this series, nothing was started:{told}")
+    _keep_files(composed, kept)
+    return composed
 
-            write_chat_model(folder / "model")
-        composed = [_named(entry, spec) for spec in points for entry in compose_all(point_words(spec, place, folder))]
-        if errors := all_errors(composed, starting=True):
-            count = "one thing is" if len(errors) == 1 else f"{len(errors)} things are"
-            told = "".join(f"\n  - {error}" for error in errors)
-            raise ConfigError(f"{count} wrong with this series, nothing was started:{told}")
-        return composed
+
+def _keep_files(composed: Iterable[Composed], kept: Path) -> None:
+    """Copies of the user's own files that say what is measured: the series goes on with them, changed or gone meanwhile."""
+    for entry in composed:
+        for group, file in entry.own_files.items():
+            copy = kept / group / file.name
+            if group != "cluster" and not copy.exists():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
 
 
-@contextlib.contextmanager
-def _nothing_left_if_refused(folder: Path) -> Iterator[None]:
-    new = not folder.exists()
-    try:
-        yield
-    except ConfigError:
-        if new:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+def _write_model(folder: Path) -> None:
+    """Whole or not at all."""
+    from prorl_hpc.tasks.testing import write_chat_model
+
+    aside = folder / f".{MODEL}"
+    shutil.rmtree(aside, ignore_errors=True)
+    write_chat_model(aside).rename(folder / MODEL)
 
 
 def _named(entry: Composed, spec: PointSpec) -> Composed:

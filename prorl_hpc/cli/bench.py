@@ -12,11 +12,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
+from prorl_hpc.bench.disk_errors import given_path
 from prorl_hpc.bench.document import check_place, write_into
 from prorl_hpc.bench.figures import Figure, Machine, Report
 from prorl_hpc.messages.errors import ConfigError
@@ -98,7 +98,7 @@ def _parser(name: str, epilog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="also write the table into FILE (docs/benchmarks.md)"
+        "--write", type=given_path, metavar="FILE", help="also write the table into FILE (docs/benchmarks.md)"
     )
     return parser
 

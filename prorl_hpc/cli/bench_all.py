@@ -16,6 +16,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from prorl_hpc.bench import disk_errors
+from prorl_hpc.bench.disk_errors import given_path
 from prorl_hpc.bench.everything import Everything, run_all, summary
 from prorl_hpc.bench.everything_page import check_page, copy_pictures, write_page
 from prorl_hpc.bench.everything_plan import benches
@@ -36,7 +38,8 @@ def main(argv: list[str]) -> int:
 
     # Told to end, it ends the bench that runs, as it does at Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    found = run_all(plan, args.quick, folder, shlex.join(["prorl-hpc", "bench", "all", *argv]), say)
+    with disk_errors.told(f"--out {folder}"):
+        found = run_all(plan, args.quick, folder, shlex.join(["prorl-hpc", "bench", "all", *argv]), say)
     if args.write:
         write_page(args.write, found, quick=args.quick)
         for picture in copy_pictures(folder, args.write):
@@ -59,11 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     parser.add_argument(
         "--write",
-        type=Path,
+        type=given_path,
         metavar="FILE",
         help="write all tables into FILE (docs/benchmarks.md); with --quick under the head",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="for every bench's report and log (bench-all-DATE)")
+    parser.add_argument(
+        "--out", type=given_path, metavar="DIR", help="for every bench's report and log (bench-all-DATE)"
+    )
     return parser
 
 

@@ -7,8 +7,8 @@ does not tell enough.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from prorl_hpc.bench.disk_errors import given_path
 from prorl_hpc.messages.errors import ConfigError
 
 
@@ -31,8 +31,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="prorl-hpc bench fit",
         description="fit the scripted engine's times to a run of a real engine that had engine.record_requests=true",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="its directory, such as runs/latest")
+    parser.add_argument("run", type=given_path, metavar="RUN", help="its directory, such as runs/latest")
     parser.add_argument("--name", default="fitted", help="of the latency model (fitted): latency=NAME chooses it")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write there, and not where latency=NAME is found")
+    parser.add_argument(
+        "--out", type=given_path, metavar="FILE", help="write there, and not where latency=NAME is found"
+    )
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
     return parser

@@ -6,12 +6,12 @@ Exit codes: 0 it was written or shown, 1 a figure of the one series does not hol
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from prorl_hpc.bench.disk_errors import given_path
 from prorl_hpc.bench.scaling_records import SERIES_FILE
 from prorl_hpc.messages.errors import ConfigError
 
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         from prorl_hpc.cli.bench_scaling import report, sayer, simulated_nodes
 
         return report(folders[0].absolute(), simulated_nodes(args.simulate), args.json, sayer())
-    if args.simulate:
+    if args.simulate is not None:
         raise ConfigError("--simulate goes on with one series: name its folder alone")
     from prorl_hpc.bench.series_compare import compare
 
@@ -46,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="prorl-hpc bench report",
         description="series or runs side by side; of one series alone, its report and plots are written once more",
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="of `bench scaling`, or a run directory")
-    parser.add_argument("--simulate", default="", metavar="nodes=16,64,…", help="go on with the plot by simulation")
+    parser.add_argument(
+        "folders", nargs="+", type=given_path, metavar="DIR", help="of `bench scaling`, or a run directory"
+    )
+    parser.add_argument("--simulate", metavar="nodes=16,64,…", help="go on with the plot by simulation")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     return parser

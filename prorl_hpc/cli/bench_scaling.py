@@ -6,6 +6,7 @@ Exit codes: 0 all points are measured and all figures hold, 1 some do not, 2 wro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import signal
 import sys
@@ -15,13 +16,17 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from prorl_hpc.bench import disk_errors
 from prorl_hpc.bench.parts import Say
 from prorl_hpc.bench.scaling import points_of, read_words, whole_numbers
 from prorl_hpc.bench.scaling_records import REPORT_FILE, SERIES_FILE, PointResult, Series
 from prorl_hpc.bench.scaling_settings import SETTINGS
 from prorl_hpc.bench.scaling_simulated import SimulatedSeries
-from prorl_hpc.bench.series import SeriesRun, check_folder, read_series, write_results
-from prorl_hpc.messages.errors import ConfigError
+from prorl_hpc.bench.series import SeriesRun
+from prorl_hpc.bench.series_folder import check_folder, only_here, read_series
+from prorl_hpc.cli.following import ignore_signals
+from prorl_hpc.config.run_directory import RunDirectoryError
+from prorl_hpc.messages.errors import ConfigError, ProrlError
 
 
 def main(argv: list[str]) -> int:
@@ -32,27 +37,34 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-    if not args.inside:
-        check_folder(folder, series)
-    if series.place == "private" and not args.inside:
-        from prorl_hpc.bench.series_private import run_in_private_cluster
-
-        return run_in_private_cluster(series, folder, argv, say)
     try:
-        SeriesRun(folder, series, say, at_once=at_once, again=args.again).run()
+        with only_here(folder) if not args.inside else contextlib.nullcontext():  # else the command outside has it
+            check_folder(folder, series)
+            if series.place == "private" and not args.inside:
+                from prorl_hpc.bench.series_private import run_in_private_cluster
+
+                return run_in_private_cluster(series, folder, argv, say)
+            with disk_errors.told(f"out={folder}"):
+                SeriesRun(folder, series, say, at_once=at_once, again=args.again).run()
+            code = report(folder, simulate, args.json, say)
+            ignore_signals()  # all is written and told
+            return code
     except (KeyboardInterrupt, SystemExit):
-        say(f"the series is interrupted; go on with: prorl-hpc bench scaling out={folder}")
+        again = f"go on with: prorl-hpc bench scaling out={folder}"
+        say(f"the series is interrupted; {again if (folder / SERIES_FILE).exists() else 'nothing of it has begun'}")
         raise
-    return report(folder, simulate, args.json, say)
 
 
 def report(folder: Path, simulate: list[int], json: bool, say: Say) -> int:
     """Write all that the folder's points give, and show the figures."""
     from prorl_hpc.bench.scaling_report import write_report
+    from prorl_hpc.bench.series_results import write_results
 
     series, results = read_series(folder)
-    write_results(folder, results)
-    found = write_report(folder, series, results, _simulated(results, simulate, say))
+    simulated, not_simulated = _simulated(results, simulate, say)
+    with disk_errors.told(str(folder)):
+        write_results(folder, results, say)
+        found = write_report(folder, series, results, simulated, not_simulated=not_simulated)
     if json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -61,17 +73,17 @@ def report(folder: Path, simulate: list[int], json: bool, say: Say) -> int:
     return 0 if found.all_hold else 1
 
 
-def _simulated(results: list[PointResult], nodes: list[int], say: Say) -> SimulatedSeries | None:
-    """None if it is not asked for, or there is nothing to simulate from: a failed series still has its report."""
+def _simulated(results: list[PointResult], nodes: list[int], say: Say) -> tuple[SimulatedSeries | None, str]:
+    """And why there is none, though it was asked for: a series that it cannot be made from still has its report."""
     if not nodes:
-        return None
+        return None, ""
     from prorl_hpc.bench.scaling_simulation import simulate_series
 
     try:
-        return simulate_series(results, nodes, say)
-    except ConfigError as error:
+        return simulate_series(results, nodes, say), ""
+    except (ProrlError, RunDirectoryError) as error:
         say(str(error))
-        return None
+        return None, str(error)
 
 
 def _series(args: argparse.Namespace, argv: list[str]) -> tuple[Series, Path, int]:
@@ -96,9 +108,9 @@ def _series(args: argparse.Namespace, argv: list[str]) -> tuple[Series, Path, in
     return Series(command, place, points_of(asked, place, quick=args.quick)), folder, asked.at_once
 
 
-def simulated_nodes(words: str) -> list[int]:
-    """Of ``nodes=16,64``."""
-    if not words:
+def simulated_nodes(words: str | None) -> list[int]:
+    """Of ``nodes=16,64``; none if it is not given."""
+    if words is None:
         return []
     name, _, value = words.partition("=")
     if name != "nodes" or not value:
@@ -127,8 +139,8 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--local", action="store_true", help="on this machine, all nodes of a point side by side")
     where.add_argument("--private", action="store_true", help="on a Slurm cluster of this machine's own (needs root)")
-    parser.add_argument("--simulate", default="", metavar="nodes=16,64,…", help="go on with the plot by simulation")
-    parser.add_argument("--quick", action="store_true", help="ablations of a minute each, which tell less")
+    parser.add_argument("--simulate", metavar="nodes=16,64,…", help="go on with the plot by simulation")
+    parser.add_argument("--quick", action="store_true", help="smaller ablations, some minutes each, which tell less")
     parser.add_argument("--again", action="store_true", help="measure points once more that failed or ran out of time")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

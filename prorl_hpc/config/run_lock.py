@@ -27,8 +27,10 @@ class RunLock:
     """A context that holds the lock, or until ``release``; the kernel ends it with the process. Where the file system
     passes locks on (NFS does), it holds between hosts."""
 
-    def __init__(self, file: Path, run_id: str, verb: str) -> None:
+    def __init__(self, file: Path, run_id: str, verb: str, then: str = "") -> None:
+        """``then``: what to do once it is free; else to look at the run."""
         self._file, self._run_id, self._verb = file, run_id, verb
+        self._then = then or f"look with `prorl-hpc status {file.parent}`"
         self._fd: int | None = None
 
     def __enter__(self) -> RunLock:
@@ -40,8 +42,7 @@ class RunLock:
             holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip()
             self._close()
             raise RunLocked(
-                f"{holder or 'another process'} is at {self._run_id} right now: wait until it is done, then look with "
-                f"`prorl-hpc status {self._file.parent}`"
+                f"{holder or 'another process'} is at {self._run_id} right now: wait until it is done, then {self._then}"
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:

@@ -45,7 +45,7 @@ def write_chat_model(directory: Path, template: str = CHATML) -> Path:
     )
     tokenizer.train_from_iterator(_CORPUS * 4, trainer)
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # save() has no OSError
     names = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "chat_template": template}
     (directory / "tokenizer_config.json").write_text(json.dumps(names))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))

@@ -21,7 +21,7 @@ from prorl_hpc.bench.scaling_records import (
     Series,
     point_file,
 )
-from prorl_hpc.bench.series import read_series
+from prorl_hpc.bench.series_folder import read_series
 from prorl_hpc.bench.series_point import RunningPoint
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.config.schema import EngineConfig, ProrlConfig, RunSettings, TrainerConfig

@@ -9,6 +9,7 @@ import pytest
 from prorl_hpc.__main__ import main
 from prorl_hpc.bench.scaling import ENGINE, points_of, read_words
 from prorl_hpc.bench.scaling_records import SERIES_FILE, LoadOrder, PointSpec, Series
+from prorl_hpc.bench.series_folder import only_here
 from prorl_hpc.bench.series_launch import LOAD_PROCESS, compose_points, last, last_of_each, point_words, with_load
 from prorl_hpc.bench.series_private import nodes_needed
 from prorl_hpc.config.schema import ClusterConfig, ComponentConfig, ProrlConfig, TrainerConfig
@@ -103,13 +104,29 @@ def test_a_private_cluster_has_a_node_for_each_worker_and_each_server() -> None:
         (["nodes=2,2"], "a number stands there twice"),
         (["nodes=9999"], "at most 4096 nodes"),
         (["minutes=0"], "minutes=0: expected"),
+        (["rollouts=999999999999"], "rollouts=999999999999: must be at most 1,000,000"),
+        (["rollouts=" + 5000 * "9"], "must be at most 1,000,000"),
+        (["rollouts=1000000", "nodes=1,20", "--local"], "20,000,000 rollouts of one point"),
+        (["rollouts="], "rollouts= is empty"),
+        (["ablate=,"], "a name between the commas is empty"),
+        (["ablate=shell,shell"], "a name stands there twice"),
+        (["ablate=all,shell"], "name them alone"),
+        (["nodes=1", "nodes=2"], "nodes=1 and nodes=2: it is given twice"),
+        (["run.name=a"], "run.name=a: the points are named by the series"),
+        (["+run.root=a"], "out=DIR"),
+        (["cluster.time_minutes=5"], "the time limit of a point is minutes="),
+        (["cluster.rollout.nodes=5"], "nodes="),
         (["rollout.runslots=3", "--local"], "did you mean rollout.run_slots?"),
         (["ablate=pool", "--local"], "Did you mean pools?"),
+        (["ablate=cleanup", "workload=math-like"], "workload=math-like is for the points of nodes="),
+        (["ablate=cleanup", "rollouts=3"], "rollouts=3 is for the points of nodes="),
+        (["workload=mywork"], "/bench/NAME.yaml"),
         (["workload=recorded"], "needs recorded=DIR"),
         (["recorded=/no/such/run"], "recorded=/no/such/run: there is no run there"),
         (["recorded=/", "workload=mixed"], "needs workload=recorded"),
         (["at_once=2", "--local"], "one at a time"),
         (["cluster=slurm", "--local"], "name two places"),
+        (["--simulate", ""], "expected nodes="),
         (["--simulate", "16,64"], "--simulate 16,64: expected nodes="),
     ],
 )
@@ -124,9 +141,10 @@ def test_wrong_words_of_bench_scaling(
 
 def test_another_series_and_foreign_files_are_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").touch()
+    point = PointSpec("nodes-3", 3, [], LoadOrder(rollouts=3))
     assert main(["bench", "scaling", "nodes=1", "--local", f"out={tmp_path}"]) == 2
     assert "holds no series" in capsys.readouterr().err
-    write_json(tmp_path / SERIES_FILE, Series(["prorl-hpc", "bench", "scaling", "nodes=3"], "local", []))
+    write_json(tmp_path / SERIES_FILE, Series(["prorl-hpc", "bench", "scaling", "nodes=3"], "local", [point]))
     assert main(["bench", "scaling", "nodes=1", "--local", f"out={tmp_path}"]) == 2
     assert "holds another series: `prorl-hpc bench scaling nodes=3`" in capsys.readouterr().err
 
@@ -136,7 +154,8 @@ def test_what_is_wrong_with_any_point_is_told_before_the_first_is_started(tmp_pa
         PointSpec("good", 1, ["engine=scripted"], LoadOrder(rollouts=1)),
         PointSpec("bad", 1, ["engine=scripted", "rollout.run_slots=0"], LoadOrder(rollouts=1)),
     ]
-    with pytest.raises(ConfigError, match=r"nothing was\s+started:\n  - rollout.run_slots=0: must be.*\(in bad\)"):
+    told = r"nothing was\s+started:\n  - rollout.run_slots=0: must be.*\(in bad\)"
+    with pytest.raises(ConfigError, match=told), only_here(tmp_path / "series"):
         compose_points(points, "local", tmp_path / "series")
     assert not (tmp_path / "series").exists()
 
@@ -151,3 +170,16 @@ def test_without_slurm_it_says_what_else_there_is(
     told = capsys.readouterr().err
     assert "--local" in told and "--private" in told
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+@pytest.mark.parametrize("words", [["fit", ""], ["report", ""], ["all", "--write", ""], ["tools", "--write", ""]])
+def test_an_empty_path_is_not_this_directory(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *words])
+    assert ended.value.code == 2
+    assert "it is empty: name a path" in capsys.readouterr().err
+
+
+def test_an_empty_folder_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "scaling", "--local", "nodes=1", "out="]) == 2
+    assert "out= is empty" in capsys.readouterr().err

@@ -10,6 +10,7 @@ engine.record_requests=true serves ``bench fit`` as well; this one has what a fi
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import signal
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from prorl_hpc.bench.fit import LatencyFit, fit, write_fit
+from prorl_hpc.bench.fit import LEAST_REQUESTS, LatencyFit, fit, write_fit
 from prorl_hpc.bench.inference_bed import InferenceBed, small_model
 from prorl_hpc.bench.parts import Say
 from prorl_hpc.config.schema import EngineConfig
@@ -32,8 +33,8 @@ CONTEXT = 2048
 _VOCABULARY = 10_000
 """Ids below it are words in every model that is prepared."""
 _WARM_UP_S = 5.0
-_LEAST_AT_EACH = 30
-"""Requests at each concurrency, however long a slow machine takes."""
+_LEAST = int(1.2 * LEAST_REQUESTS)
+"""Requests in all, however long a slow machine takes."""
 
 
 def record(
@@ -61,7 +62,7 @@ async def _play(bed: InferenceBed, seconds: float, most: int, say: Say) -> None:
         levels = [2**i for i in range(most.bit_length()) if 2**i <= most]
         for level in levels:
             say(f"{level} conversations at once")
-            until = _Until(time.monotonic() + seconds / len(levels), _LEAST_AT_EACH)
+            until = _Until(time.monotonic() + seconds / len(levels), math.ceil(_LEAST / len(levels)))
             await asyncio.gather(*(_converse(client, server, 100 * level + i, until) for i in range(level)))
 
 

@@ -30,7 +30,8 @@ class ServedBy(msgspec.Struct, frozen=True, tag="engine"):
 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+"""Of tokens; more are in no prompt."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, tag="request"):

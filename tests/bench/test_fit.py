@@ -214,9 +214,12 @@ def test_what_the_requests_tell_only_roughly_is_said() -> None:
     assert "first_token_s" in fit_records(few, "run", "a test", {}).text().partition("told only roughly")[2]
 
 
-def test_times_that_follow_from_nothing_are_no_model() -> None:
+@pytest.mark.parametrize("spread", [1.5, 3.0])
+def test_times_that_follow_from_nothing_are_no_model(spread: float) -> None:
     source = random.Random(0)
-    wild = [[msgspec.structs.replace(r, seconds=10 ** source.uniform(-3, 3)) for r in one] for one in two_servers()]
+    wild = [
+        [msgspec.structs.replace(r, seconds=source.lognormvariate(0.0, spread)) for r in one] for one in two_servers()
+    ]
     with pytest.raises(ConfigError, match=r"run: half of the requests that were held out.*record anew"):
         fit_records(wild, "run", "a test", {})
 

@@ -79,6 +79,7 @@ RECORD = (
         RECORD.replace(b"0.5", b"1e999"),
         RECORD.replace(b"0.5", b'"0.5"'),
         RECORD.replace(b"24", b"-24"),
+        RECORD.replace(b"24", b"9999999999999999999999"),
         RECORD.replace(b'cached_tokens":0', b'cached_tokens":25'),
         RECORD.replace(b'start":2', b'start":0'),
         RECORD.replace(b"stop", b"\xff"),

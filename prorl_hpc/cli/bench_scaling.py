@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         with only_here(folder) if not args.inside else contextlib.nullcontext():  # else the command outside has it
-            check_folder(folder, series)
+            if not args.inside:
+                check_folder(folder, series)
             if series.place == "private" and not args.inside:
                 from prorl_hpc.bench.series_private import run_in_private_cluster
 

@@ -10,6 +10,9 @@ import msgspec
 
 from prorl_hpc.bench.scaling_records import LoadOrder, PointFigures
 
+_DIGITS = 2
+"""Decimals of a percentage that say something; what is alike to them is no difference."""
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -31,14 +34,20 @@ class Measure:
     paper: str = ""
     absent: str = "the run has no such figure"
 
+    def words(self, value: float) -> str:
+        """With the unit."""
+        return f"{value:.{_DIGITS}f} {self.unit}" if self.points else f"{value:.4g} {self.unit}"
+
     @property
     def gain_unit(self) -> str:
         return "points" if self.points else "x"
 
     def gain(self, ours: float, other: float) -> float | None:
-        """Above 1 (points: above 0) where ours is better; None for a ratio with nothing."""
+        """Above 1 (points: above 0, and to the digits that ``words`` shows) where ours is better; None for a ratio with
+        nothing."""
         if self.points:
-            return other - ours if self.less else ours - other
+            difference = round(ours, _DIGITS) - round(other, _DIGITS)
+            return round(-difference if self.less else difference, _DIGITS) + 0.0
         better, worse = (other, ours) if self.less else (ours, other)
         return better / worse if worse > 0 else None
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from prorl_hpc.bench.ablation_parts import Ablation, Measure, Variant
 from prorl_hpc.bench.ablation_table import ABLATIONS
 from prorl_hpc.bench.figures import Figure
-from prorl_hpc.bench.scaling_figures import disturbances
+from prorl_hpc.bench.scaling_figures import cautions
 from prorl_hpc.bench.scaling_records import PointFigures, PointResult, PointSpec, PointState
 from prorl_hpc.bench.series_launch import last, last_of_each
 from prorl_hpc.messages.errors import ConfigError
@@ -95,11 +95,12 @@ def _gain(
     if gain is None:
         return Figure.not_taken(name, unit, other.words, wanted, f"{values[0]:g} and {values[1]:g} have no ratio")
     detail = (
-        f"{ours.words} {values[0]:.4g} {measure.unit}, {other.words} {values[1]:.4g} {measure.unit}. {ablation.set_up}."
+        f"{ours.words} {measure.words(values[0])}, {other.words} {measure.words(values[1])}"
+        f"{'' if gain or not measure.points else ', no difference'}. {ablation.set_up}."
         + (f" The paper: {measure.paper}" if measure.paper and measure.against in ("", other.name) else "")
     )
     for variant in (ours, other):
-        detail += "".join(f" Mind {variant.words}: {words}." for words in disturbances(found[variant.name]))
+        detail += "".join(f" Mind {variant.words}: {words}." for words in cautions(found[variant.name]))
     if goal is None:
         return Figure.told(name, gain, unit, other.words, detail)
     judged = Figure.above if measure.strictly else Figure.at_least

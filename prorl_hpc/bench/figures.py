@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -17,6 +18,7 @@ from rich.text import Text
 
 import prorl_hpc
 from prorl_hpc.cli.environment_record import git_state
+from prorl_hpc.observe.reading import read_tolerantly
 
 _GIB = 2**30
 
@@ -101,7 +103,12 @@ class Report(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, machine: Machine, figures: Sequence[Figure]) -> Report:
-        return cls(machine, _commit(), time.strftime("%Y-%m-%dT%H:%M:%S%z"), list(figures))
+        return cls(
+            machine,
+            commit_words(git_state(Path(prorl_hpc.__file__).parent)),
+            time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            list(figures),
+        )
 
     @property
     def all_hold(self) -> bool:
@@ -146,6 +153,16 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _commit() -> str:
-    state = git_state(Path(prorl_hpc.__file__).parent)
+class _Environment(msgspec.Struct):
+    git: dict[str, Any] | None = None
+
+
+def commit_of_run(run: Path) -> str:
+    """``commit_words`` of the code that the run directory ``run`` was launched with; empty if it is not known."""
+    environment = read_tolerantly(run / "environment.json", _Environment)
+    return "" if environment is None else commit_words(environment.git)
+
+
+def commit_words(state: dict[str, Any] | None) -> str:
+    """Of environment_record.git_state: the commit, with -dirty if files differ from it; empty outside a checkout."""
     return "" if state is None else str(state["commit"])[:12] + ("-dirty" if state["changed"] else "")

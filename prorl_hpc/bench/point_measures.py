@@ -20,7 +20,7 @@ from prorl_hpc.bench.scaling_records import (
     Times,
     read_record,
 )
-from prorl_hpc.bench.steady_rate import span, steady_rate
+from prorl_hpc.bench.steady_rate import span, steady_error, steady_rate
 from prorl_hpc.config.run_directory import RunDirectory
 from prorl_hpc.inference.request_records import read_requests
 from prorl_hpc.messages.batch import WhenFull
@@ -78,6 +78,7 @@ def measure(run: RunDirectory, record: LoadRecord, spec: PointSpec) -> PointFigu
         freed_s=freed_s(record, spec.load.train_s),
         restarts=dict(Counter(restart.name for restart in read_restarts(run))),
         short_turns=sum(row["short_turns"] for row in done),
+        steady_error=steady_error(spans, record.pool_sizes, coupled=coupled),
     )
 
 

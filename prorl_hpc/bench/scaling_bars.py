@@ -17,6 +17,10 @@ BAD = "#c0392b"
 COLORS = {"init": "#4c78a8", "ready": "#9ecae9", "run": "#f58518", "eval": "#54a24b", "coupled": "#b279a2"}
 _BUSY = {"engine": "#f58518", "trainer": "#4c78a8", "coordinator": "#7f7f7f"}
 _STAGES = ("init", "run", "eval")
+_LEAST_SCALE_S, _NO_WAIT_S = 1.0, 0.001
+"""Of a diagram of waits: nobody shall take milliseconds for much."""
+_ASIDE = 0.24
+"""Width of the dots of a point, of 1 between points."""
 Value = Callable[[PointFigures], float | None]
 
 
@@ -63,7 +67,8 @@ def _shares(
 
 
 def draw_waits(results: Sequence[PointResult]) -> Figure | None:
-    """A diagram for each stage, for their sizes differ; each begins at 0."""
+    """A diagram for each stage, each with its own scale from 0, for they differ by orders of magnitude: so the means stand
+    as numbers on the bars."""
     points = of_nodes(results)
     if not any(point.figures and point.figures.waits for point in points):
         return None
@@ -72,13 +77,20 @@ def draw_waits(results: Sequence[PointResult]) -> Figure | None:
         known = [(place, point.figures.waits[stage]) for place, point in enumerate(points)
                  if point.figures and stage in point.figures.waits]  # fmt: skip
         places = [place for place, _ in known]
-        axes.bar(places, [waits.mean for _, waits in known], 0.6, color=COLORS[stage])
+        longest = max((max(waits.p99, waits.mean) for _, waits in known), default=0.0)
+        top = max(1.15 * longest, _LEAST_SCALE_S)
+        bars = axes.bar(places, [waits.mean for _, waits in known], 0.6, color=COLORS[stage])
+        axes.bar_label(bars, [_seconds_label(waits.mean) for _, waits in known], fontsize="small", padding=2, zorder=4,
+                       bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.5})  # fmt: skip
         axes.plot(places, [waits.p99 for _, waits in known], "_", color="black", markersize=18)
-        axes.set_title(f"before {stage.upper()}", fontsize="medium")
+        if longest < _NO_WAIT_S:
+            axes.text(0.5, 0.5, "no wait", transform=axes.transAxes, ha="center", va="center", color="#555555")
+        axes.set_title(f"before {stage.upper()}: scale to {top:.3g} s", fontsize="medium")
         axes.set_ylabel("waited, s")
-        axes.set_ylim(0, max([1.1 * waits.p99 for _, waits in known] + [1e-3]))
+        axes.set_ylim(0, top)
         _point_axis(axes, points)
-    kinds = [Patch(color="#9d9da1", label="mean"), Line2D([], [], color="black", label="99th percentile")]
+    kinds = [Patch(color="#9d9da1", label="mean, in seconds on the bar"),
+             Line2D([], [], color="black", label="99th percentile; each diagram has its own scale")]  # fmt: skip
     figure.legend(handles=kinds, loc="outside upper center", ncols=2, frameon=False)
     return figure
 
@@ -92,17 +104,28 @@ def draw_batches(results: Sequence[PointResult]) -> Figure | None:
     axes = figure.subplots()
     each = [(place, point.figures.batch_s) for place, point in enumerate(points) if point.figures]
     means = [(place, statistics.fmean(seconds)) for place, seconds in each if seconds]
-    dots = [(place, value) for place, seconds in each for value in seconds]
+    dots = [(place + _aside(n, len(seconds)), value) for place, seconds in each for n, value in enumerate(seconds)]
     axes.plot(*zip(*dots, strict=True), "o", color=COLORS["init"], alpha=0.6, label="a batch")
     axes.plot(*zip(*means, strict=True), "_", color="black", markersize=34, label="mean")
     for place, mean in means:
-        axes.annotate(f"{mean:,.0f} s", (place, mean), xytext=(20, 0), textcoords="offset points", va="center",
+        axes.annotate(f"{mean:,.1f} s", (place, mean), xytext=(22, 0), textcoords="offset points", va="center",
                       fontsize="small")  # fmt: skip
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize="small")
-    axes.set_ylim(bottom=0)
+    kinds = [Line2D([], [], marker="o", linestyle="", color=COLORS["init"], alpha=0.6, label="a batch"),
+             Line2D([], [], color="black", label="mean")]  # fmt: skip
+    axes.legend(handles=kinds, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize="small")
+    axes.set_ylim(0, 1.08 * max(value for _, value in dots))
     axes.set_ylabel("time to a full batch, s")
     _point_axis(axes, points, by_name=True)
     return figure
+
+
+def _aside(number: int, of: int) -> float:
+    """Where one of several dots stands beside its place, so that those that are alike are seen: in their order."""
+    return 0.0 if of == 1 else _ASIDE * (number / (of - 1) - 0.5)
+
+
+def _seconds_label(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.2g}"
 
 
 def _percent_label(percent: float) -> str:

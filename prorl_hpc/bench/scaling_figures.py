@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from prorl_hpc.bench.figures import Figure
-from prorl_hpc.bench.scaling_records import PointFigures, PointResult, PointSpec, PointState
+from prorl_hpc.bench.scaling_records import PointResult, PointSpec, PointState
 from prorl_hpc.bench.scaling_simulated import ALLOWED_ERROR, SimulatedSeries
 
 NODES = "nodes"
 """The series that differs by nodes alone."""
 EFFICIENCY_GOAL = 0.95
+LARGE_ERROR = 0.05
+"""Relative standard error of a rate or an efficiency beyond which too few rollouts were measured."""
+_ABOVE_IDEAL = 1.05
 
 
 def of_nodes(results: Sequence[PointResult]) -> list[PointResult]:
@@ -65,6 +69,60 @@ def efficiency(result: PointResult, base: PointResult | None) -> float | None:
     return (rate / result.spec.nodes) / (least / base.spec.nodes)
 
 
+def cautions(result: PointResult) -> list[str]:
+    """``disturbances``, after what its number of rollouts makes of its rate. Batches are not measured by their rate."""
+    error = steady_error(result)
+    if error is None or error <= LARGE_ERROR or result.spec.load.batches:
+        return disturbances(result)
+    more = "order more (rollouts=)" if result.spec.series == NODES else "--quick has the fewest"
+    return [
+        f"its rate is known to {spread(error)} only (standard error), too few rollouts: {more}",
+        *disturbances(result),
+    ]
+
+
+def steady_error(result: PointResult | None) -> float | None:
+    """Relative standard error of its steady rate; None where there is none."""
+    return None if result is None or steady(result) is None or result.figures is None else result.figures.steady_error
+
+
+def efficiency_error(result: PointResult, base: PointResult | None) -> float | None:
+    """Relative standard error of ``efficiency``; None where it is not known, and for the point that it refers to."""
+    errors = steady_error(result), steady_error(base)
+    if result is base or errors[0] is None or errors[1] is None:
+        return None
+    return math.hypot(errors[0], errors[1])
+
+
+def spread(error: float | None) -> str:
+    """Of a relative standard error, in words; empty if it is not known."""
+    return "" if error is None else f"± {100 * error:.2g} %"
+
+
+def uncertain(result: PointResult, base: PointResult | None) -> str:
+    """Why the efficiency of a point is not to be relied on, and what to do; empty if it is."""
+    reached, error = efficiency(result, base), efficiency_error(result, base)
+    if reached is None or result is base:
+        return ""
+    if error is not None and error > LARGE_ERROR:
+        return f"known to {spread(error)} only (standard error), too few rollouts: order more (rollouts=)"
+    if reached > _ABOVE_IDEAL:
+        return (
+            f"above {_ABOVE_IDEAL:g}, which more nodes alone do not give: most likely too few rollouts, order more "
+            "(rollouts=)"
+        )
+    return ""
+
+
+def commits(results: Sequence[PointResult]) -> dict[str, list[str]]:
+    """The names of the points by the commit that they were measured at, where it is known."""
+    found: dict[str, list[str]] = {}
+    for result in results:
+        if result.commit:
+            found.setdefault(result.commit, []).append(result.spec.name)
+    return found
+
+
 def series_figures(
     planned: Sequence[PointSpec],
     results: Sequence[PointResult],
@@ -96,11 +154,14 @@ def _of_point(spec: PointSpec, result: PointResult | None, base: PointResult | N
         return [*figures, Figure.not_taken(name, "×", against, goal, why)] if is_last and base else figures
     assert result is not None and result.figures is not None
     disturbed = "".join(f"; {words}" for words in disturbances(result))
-    told = Figure.told(rate_name, rate, "rollouts/s", "", _counts(result.figures) + disturbed)
+    told = Figure.told(rate_name, rate, "rollouts/s", "", "; ".join([_counts(result), *cautions(result)]))
     reached = efficiency(result, base)
     if reached is None or base is None or result is base:
         return [told]
-    detail = f"rate per node; {rate:.4g} rollouts/s at {node_words(spec.nodes)}{disturbed}"
+    doubt = uncertain(result, base)
+    known = doubt or spread(efficiency_error(result, base))
+    detail = f"{known}; " if known else ""
+    detail += f"rate per node; {rate:.4g} rollouts/s at {node_words(spec.nodes)}{disturbed}"
     if mind := disturbances(base):
         detail += f"; at {against}: {'; '.join(mind)}"
     if is_last:
@@ -136,8 +197,11 @@ def _of_simulation(simulated: SimulatedSeries) -> list[Figure]:
     return [*figures, Figure(name, last.efficiency, "×", against, f">= {EFFICIENCY_GOAL:g} or named", True, detail)]
 
 
-def _counts(figures: PointFigures) -> str:
-    return f"steady rate of {figures.done} rollouts done, {figures.not_done} not done, {figures.seconds:.0f} s in all"
+def _counts(result: PointResult) -> str:
+    figures, error = result.figures, spread(steady_error(result))
+    assert figures is not None
+    known = f" ({error}, standard error)" if error else ""
+    return f"steady rate{known} of {figures.done} rollouts done, {figures.not_done} not done, {figures.seconds:.0f} s in all"
 
 
 def node_words(count: int) -> str:

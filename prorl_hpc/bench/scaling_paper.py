@@ -75,11 +75,19 @@ def _ablation_row(ablation: Ablation, measure: Measure, ours: Side, other: Side,
         f"{nodes}",
         _side(measure, ours, values[0]),
         _side(measure, other, values[1]),
-        NONE if gain is None else f"{gain:.2f} {'×' if measure.gain_unit == 'x' else measure.gain_unit}",
+        _gain_words(measure, gain),
         " against ".join(NONE if share is None else f"{100 * share:.0f} %" for share in busy),
         (measure.paper if compared else "") or NONE,
         ablation.differs,
     )
+
+
+def _gain_words(measure: Measure, gain: float | None) -> str:
+    if gain is None:
+        return NONE
+    if measure.points:
+        return f"{gain:+.2f} points" if gain else "no difference"
+    return f"{gain:.2f} ×"
 
 
 def _value(measure: Measure, point: PointResult | None) -> float | None:
@@ -91,7 +99,7 @@ def _value(measure: Measure, point: PointResult | None) -> float | None:
 def _side(measure: Measure, side: Side, value: float | None) -> str:
     variant, point = side
     if value is not None:
-        return f"{variant.words}: {value:.4g} {measure.unit}"
+        return f"{variant.words}: {measure.words(value)}"
     return f"{variant.words}: {'**not measured**' if point is None else _no_value(point)}"
 
 

@@ -10,15 +10,17 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from prorl_hpc.bench.scaling_bars import BAD, draw_batches, draw_busy, draw_utilisation, draw_waits
 from prorl_hpc.bench.scaling_figures import (
     EFFICIENCY_GOAL,
     base_of,
     efficiency,
+    efficiency_error,
     of_nodes,
     steady,
+    steady_error,
 )
 from prorl_hpc.bench.scaling_paper import EFFICIENCY as PAPER_EFFICIENCY
 from prorl_hpc.bench.scaling_records import PointResult, PointState
@@ -28,7 +30,7 @@ MEASURED, SIMULATED, IDEAL, PAPER = "#1f5fa8", "#d9822b", "#555555", "#8a8a8a"
 _LINEAR_UP_TO = 16
 """Nodes; beyond it both axes are logarithmic, with the ideal still a straight line."""
 CAPTIONS = {
-    "scaling": "Rollouts per second (steady) and efficiency against nodes",
+    "scaling": "Rollouts per second (steady) and efficiency against nodes, with their standard errors",
     "utilisation": "How full each pool was, while the rate was steady",
     "waits": "Time waited for each stage: mean (bar) and 99th percentile (dash)",
     "batches": "Time from a batch's order to the full batch: each batch (dot) and the mean (dash)",
@@ -98,10 +100,15 @@ def _draw_rates(
         per_node = (steady(base) or 0.0) / base.spec.nodes
         ideal = [(nodes, per_node * nodes) for nodes in (sizes[0], sizes[-1])]
         axes.plot(*_xy(ideal), "--", color=IDEAL, linewidth=1, label="ideal")
-        axes.plot(*_xy([(point.spec.nodes, steady(point)) for point in points]), "o-", color=MEASURED, label="measured")
-    _draw_simulated(axes, simulated, lambda point: point.per_s)
+        rates = [(point.spec.nodes, steady(point)) for point in points]
+        axes.plot(*_xy(rates), "o-", color=MEASURED, label="measured")
+        _draw_errors(axes, rates, [steady_error(point) for point in points])
+        _draw_simulated(axes, simulated, lambda point: point.per_s, rates)
     if sizes[-1] > _LINEAR_UP_TO and base is not None:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=_log_ticks(axes)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(bottom=0)
     _mark_failed(axes, points)
@@ -116,7 +123,8 @@ def _draw_efficiency(axes: Axes, points: Sequence[PointResult], simulated: Simul
     axes.axhline(EFFICIENCY_GOAL, linestyle=":", color=IDEAL, linewidth=1, label=f"goal: {EFFICIENCY_GOAL:g}")
     if base is not None:
         axes.plot(*_xy(known), "o-", color=MEASURED, label="measured")
-    _draw_simulated(axes, simulated, lambda point: point.efficiency)
+        _draw_errors(axes, known, [efficiency_error(point, base) for point in points])
+        _draw_simulated(axes, simulated, lambda point: point.efficiency, known)
     least, most = axes.get_xlim()
     if paper := [(nodes, share) for nodes, share in PAPER_EFFICIENCY.items() if least <= nodes <= most]:
         axes.plot(
@@ -128,7 +136,9 @@ def _draw_efficiency(axes: Axes, points: Sequence[PointResult], simulated: Simul
             zorder=1.5,
             label="ProRL Agent's chart (14B on GPUs)",
         )
-    shown = [share for _, share in known if share] + [point.efficiency for point in _continued(simulated)]
+    shown = [share * (1 + (efficiency_error(point, base) or 0.0))
+             for point, (_, share) in zip(points, known, strict=True) if share]  # fmt: skip
+    shown += [point.efficiency for point in _continued(simulated)]
     axes.set_ylim(0, max([1.1, *(1.05 * share for share in shown)]))
     _mark_failed(axes, points)
     axes.set_ylabel(
@@ -138,8 +148,28 @@ def _draw_efficiency(axes: Axes, points: Sequence[PointResult], simulated: Simul
     axes.legend(loc="lower left", bbox_to_anchor=(0, 0.07), frameon=False, fontsize="small")
 
 
-def _draw_simulated(axes: Axes, simulated: SimulatedSeries | None, of: Callable[[SimulatedPoint], float]) -> None:
-    """Apart from what was measured: hollow, dashed, another colour; and named for what it is."""
+def _log_ticks(axes: Axes) -> tuple[float, ...]:
+    """Within a decade; more where there are few decades."""
+    least, most = axes.get_ylim()
+    return (1.0, 2.0, 5.0) if math.log10(most / least) < 4 else (1.0,)
+
+
+def _draw_errors(axes: Axes, points: Sequence[tuple[int, float | None]], errors: Sequence[float | None]) -> None:
+    """Bars of one standard error, where it is known."""
+    known = [(x, y, y * error) for (x, y), error in zip(points, errors, strict=True) if y is not None and error]
+    if known:
+        x, y, off = zip(*known, strict=True)
+        axes.errorbar(x, y, yerr=off, fmt="none", ecolor=MEASURED, elinewidth=1, capsize=3)
+
+
+def _draw_simulated(
+    axes: Axes,
+    simulated: SimulatedSeries | None,
+    of: Callable[[SimulatedPoint], float],
+    measured: Sequence[tuple[int, float | None]],
+) -> None:
+    """Apart from what was measured: hollow, dashed, another colour; and named for what it is. A thin line leads there from
+    the last that was measured."""
     points = _continued(simulated)
     if simulated is None or not points:
         return
@@ -147,6 +177,9 @@ def _draw_simulated(axes: Axes, simulated: SimulatedSeries | None, of: Callable[
     known = [(point.nodes, of(point)) for point in points]
     color = SIMULATED if simulated.valid else BAD
     axes.plot(*_xy(known), "D:", color=color, markerfacecolor="none", label=label)
+    last = next(((nodes, value) for nodes, value in reversed(measured) if value is not None), None)
+    if last and (onward := [pair for pair in known if pair[0] > last[0]]):
+        axes.plot(*_xy([last, onward[0]]), ":", color=color, linewidth=0.8, label="_joined")
 
 
 def _mark_failed(axes: Axes, points: Sequence[PointResult]) -> None:
@@ -167,10 +200,11 @@ def _node_axis(axes: Axes, sizes: Sequence[int]) -> None:
         axes.set_xlim(sizes[0] / 1.4, sizes[-1] * 1.4)
     else:
         axes.set_xlim(0, sizes[-1] * 1.08)
-    axes.xaxis.set_major_locator(FixedLocator(list(sizes)))
+    ticks = sorted({*sizes, *(nodes for nodes in PAPER_EFFICIENCY if sizes[0] <= nodes <= sizes[-1])})
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    if len(sizes) > 8:
+    if len(ticks) > 8:
         axes.tick_params(axis="x", labelrotation=45)
     axes.set_xlabel("nodes")
     axes.grid(alpha=0.3)

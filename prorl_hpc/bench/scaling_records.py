@@ -146,11 +146,14 @@ class PointFigures(msgspec.Struct, frozen=True):
     """How often each process of the run that died was started again; those that did not are not in it."""
     short_turns: int = 0
     """Turns of rollouts that are done that had fewer tokens than the workload's row wants."""
+    steady_error: float | None = None
+    """Relative standard error of ``steady_per_s`` (steady_rate.steady_error); None where it cannot be told."""
 
 
 class PointResult(msgspec.Struct, frozen=True):
     """``why``: what happened and what to do, if it is not done. ``engine``: what answered, in words for the report, such
-    as ``vllm 0.32.0, smollm2-135m`` or ``scripted: first token 0.05 s, …``. ``date``: ISO, of its start."""
+    as ``vllm 0.32.0, smollm2-135m`` or ``scripted: first token 0.05 s, …``. ``date``: ISO, of its start. ``commit``: of the
+    code that ran (figures.commit_words); empty if it is not known."""
 
     spec: PointSpec
     state: PointState
@@ -160,6 +163,7 @@ class PointResult(msgspec.Struct, frozen=True):
     workload: str
     date: str
     figures: PointFigures | None
+    commit: str = ""
 
 
 class Series(msgspec.Struct, frozen=True):

@@ -11,7 +11,17 @@ import msgspec
 
 from prorl_hpc.bench.ablations import ablation_figures
 from prorl_hpc.bench.figures import Machine, Report
-from prorl_hpc.bench.scaling_figures import base_of, disturbances, efficiency, of_nodes, series_figures
+from prorl_hpc.bench.scaling_figures import (
+    base_of,
+    cautions,
+    commits,
+    efficiency,
+    efficiency_error,
+    of_nodes,
+    series_figures,
+    spread,
+    uncertain,
+)
 from prorl_hpc.bench.scaling_paper import ablations_table, differences, nodes_table
 from prorl_hpc.bench.scaling_plots import draw_plots
 from prorl_hpc.bench.scaling_records import REPORT_FILE, SUMMARY_FILE, PointResult, Series
@@ -36,7 +46,11 @@ _PLACES = {
 _METHOD = """\
 - **Rate**: rollouts per second that the fullest pool gets through, from the end of the first tenth of all to the end of
   the last and not after the last RUN began: without filling up and running dry; the simulator's is the same.
+- **Tool call beyond its sleep**: mean time of a tool call less what its command was told to sleep.
 - **Efficiency** at N nodes: (rate at N / N) / (rate at m / m), m the smallest node count that was measured.
+- **± x %**: relative standard error of a rate, from the rollouts in its steady time: how unequally long they held a slot
+  of the fullest pool, by the square root of how many they were; of an efficiency, from both of its rates. It does not
+  know of a machine that was slower for a while.
 - All rollouts of a point are ordered at its start, so the wait for INIT is the time in that queue: it says how many
   were ordered, not that something is slow.
 - Sandboxes and tool calls are real processes; their commands sleep. With the scripted engine the model's turns take
@@ -133,10 +147,15 @@ def _headlines(results: Sequence[PointResult], simulated: SimulatedSeries | str 
     if base is not None and points[-1] is not base:
         last, share = points[-1], efficiency(points[-1], base)
         reached = f"**{share:.3f}**" if share is not None else f"not known: the point {last.state.value}"
+        if known := uncertain(last, base) or spread(efficiency_error(last, base)):
+            reached += f", {known}"
         yield f"- Efficiency at {last.spec.nodes:,} nodes, against {base.spec.nodes:,}: {reached}."
     if isinstance(simulated, str) and simulated:
         yield "- Simulated: **could not be made**, see below."
     elif isinstance(simulated, SimulatedSeries):
         yield f"- Simulated: {simulated.conclusion if simulated.valid else f'**not valid**: {simulated.why}'}"
+    if len(at := commits(results)) > 1:
+        told = "; ".join(f"{commit}: {', '.join(names)}" for commit, names in at.items())
+        yield f"- **Mind the commits**: the points were measured with different code ({told})."
     for result in measured(results):
-        yield from (f"- **Mind {result.spec.name}**: {words}." for words in disturbances(result))
+        yield from (f"- **Mind {result.spec.name}**: {words}." for words in cautions(result))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from prorl_hpc.bench.scaling_figures import EFFICIENCY_GOAL, node_words, of_nodes, steady
+from prorl_hpc.bench.scaling_figures import EFFICIENCY_GOAL, LARGE_ERROR, node_words, of_nodes, steady, steady_error
 from prorl_hpc.bench.scaling_recorded import Recorded, done_share, recorded, shuffled, times_of
 from prorl_hpc.bench.scaling_records import PointResult, Times
 from prorl_hpc.bench.scaling_simulated import ALLOWED_ERROR, Check, Coordinator, SimulatedPoint, SimulatedSeries
@@ -171,7 +171,7 @@ def _why_not(points: Sequence[Recorded], checks: Sequence[Check]) -> str:
         return ""
     named = "; ".join(
         f"{check.foretold_per_s:.4g} rollouts/s foretold and {check.measured_per_s:.4g} measured at {node_words(check.nodes)} "
-        f"({100 * check.error:+.0f} %)"
+        f"({100 * check.error:+.1f} %)"
         for check in off
     )
     head = f"the simulator must foretell every measured point within {100 * ALLOWED_ERROR:.0f} %, but {named}. "
@@ -181,10 +181,38 @@ def _why_not(points: Sequence[Recorded], checks: Sequence[Check]) -> str:
             f"{head}With each point's own stage times it does, so these differ between the points (RUN takes {means} on "
             "average): either there were too few rollouts, order more, or the machine slows down with more nodes"
         )
-    return (
-        f"{head}Not with their own stage times either, so slots were held for something that is no stage's time: look at "
-        "the use of the pools in the report, and at rollouts that were not done"
+    return f"{head}{_not_even_replayed(points, checks)}"
+
+
+def _not_even_replayed(points: Sequence[Recorded], checks: Sequence[Check]) -> str:
+    """What can be known of points that are not foretold from their own stage times, and what to do."""
+    off = [
+        (point, check)
+        for point, check in zip(points, checks, strict=True)
+        if max(abs(check.error), abs(check.replay_error)) > ALLOWED_ERROR
+    ]
+    each = "; ".join(
+        f"{100 * check.replay_error:+.1f} % at {node_words(check.nodes)}, of {_count_words(point.result)}"
+        for point, check in off
     )
+    errors = [steady_error(point.result) for point, _ in off]
+    text = f"With a point's own stage times it is off too ({each}): these do not explain the rate. "
+    if any(error is None or error > LARGE_ERROR for error in errors):
+        return (
+            f"{text}The order and the ends of so few rollouts may alone do it: order more (rollouts=), until the rate is known to "
+            f"{100 * LARGE_ERROR:.0f} % (± in the report), before anything else is looked for"
+        )
+    return (
+        f"{text}They are enough for a steady rate, so time may pass that no stage counts: see how full the pools were in "
+        "the report, rollouts that were not done, and whether processes died or nodes shared cores"
+    )
+
+
+def _count_words(result: PointResult) -> str:
+    """Rollouts done, and how full RUN was, where it is known."""
+    assert result.figures is not None
+    use = result.figures.utilisation.get("run")
+    return f"{result.figures.done:,} rollouts" + ("" if use is None else f" with RUN {100 * use:.0f} % in use")
 
 
 def _conclusion(points: Sequence[SimulatedPoint], coordinator: Coordinator, per_node: float) -> str:

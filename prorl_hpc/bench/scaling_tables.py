@@ -5,7 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from prorl_hpc.bench.scaling_figures import base_of, efficiency, of_nodes, steady, why_no_rate
+from prorl_hpc.bench.scaling_figures import (
+    base_of,
+    efficiency,
+    efficiency_error,
+    of_nodes,
+    spread,
+    steady,
+    steady_error,
+    why_no_rate,
+)
 from prorl_hpc.bench.scaling_records import PointResult, PointSpec, PointState, Series, Times
 from prorl_hpc.bench.scaling_settings import SETTINGS
 from prorl_hpc.bench.scaling_simulated import Check, SimulatedSeries
@@ -39,8 +48,8 @@ def _rate_row(result: PointResult, base: PointResult | None) -> tuple[str, ...]:
     return (
         nodes,
         state,
-        _number(steady(result)),
-        _number(efficiency(result, base), ".3f"),
+        f"{_number(steady(result))} {spread(steady_error(result))}".strip(),
+        f"{_number(efficiency(result, base), '.3f')} {spread(efficiency_error(result, base))}".strip(),
         _number(figures.turns_per_s),
         _number(figures.generated_tokens_per_s),
         f"{figures.done:,}",
@@ -71,7 +80,7 @@ def use_table(results: Sequence[PointResult]) -> str:
 def times_table(results: Sequence[PointResult]) -> str:
     """Waits and busy times of the stages."""
     head = ("point", *(f"wait for {stage.upper()}" for stage in _STAGES), *(f"in {stage.upper()}" for stage in _STAGES),
-            "tool call")  # fmt: skip
+            "tool call beyond its sleep")  # fmt: skip
     rows = []
     for result in measured(results):
         figures = result.figures
@@ -133,9 +142,18 @@ def set_up_table(results: Sequence[PointResult]) -> str:
         else:
             ordered = f"{load.rollouts:,} rollouts"
         rows.append(
-            (spec.name, f"{spec.nodes:,}", result.workload, result.engine, ordered, result.date, result.run_dir)
+            (
+                spec.name,
+                f"{spec.nodes:,}",
+                result.workload,
+                result.engine,
+                ordered,
+                result.date,
+                result.commit,
+                result.run_dir,
+            )
         )
-    return markdown_table(("point", "nodes", "workload", "engine", "ordered", "began", "run"), rows)
+    return markdown_table(("point", "nodes", "workload", "engine", "ordered", "began", "commit", "run"), rows)
 
 
 def _check_row(check: Check, base: Check) -> tuple[str, ...]:

@@ -37,26 +37,59 @@ def steady_rate(spans: Spans, slots: Mapping[str, int], *, coupled: bool = False
     where few rollouts are measured. None for fewer than three rollouts, and where there is no such time: they are too few to
     fill the system.
     """
+    if (times := _steady_time(spans)) is None:
+        return None
+    first, last = times
+    _, shares = _fullest(spans, slots, first, last, coupled=coupled)
+    flow = float(shares.sum()) / (last - first)
+    return (first, last, flow) if flow > 0 else None
+
+
+def steady_error(spans: Spans, slots: Mapping[str, int], *, coupled: bool = False) -> float | None:
+    """Relative standard error of ``steady_rate``, from how unequally long its rollouts hold a slot; None where there is no
+    such rate, or only one rollout in it.
+
+    With as many slots in use, the rate is a ratio: rollouts to the seconds for which they held one. Its error is the usual one
+    of a ratio estimator, √(n/(n-1) · Σ(share - rate · held)²) / Σ share, which is (standard deviation / mean) / √n of the
+    times where all n lie wholly in the steady time. Not in it: slots that stay empty, and a machine that is slower at times.
+    """
+    if (times := _steady_time(spans)) is None:
+        return None
+    within, shares = _fullest(spans, slots, *times, coupled=coupled)
+    counted = int(np.count_nonzero(shares))
+    if counted < 2 or within.sum() <= 0:
+        return None
+    off = shares - within * (shares.sum() / within.sum())
+    return float(np.sqrt(counted / (counted - 1) * np.sum(off**2)) / shares.sum())
+
+
+def _steady_time(spans: Spans) -> tuple[float, float] | None:
     if len(spans) < 3:
         return None
     ended = np.sort(spans[:, 5])
     tenth = len(ended) // 10
     first, last = float(ended[tenth]), min(float(ended[-1 - tenth]), float(spans[:, 2].max()))
-    if last <= first:
-        return None
+    return (first, last) if last > first else None
+
+
+def _fullest(
+    spans: Spans, slots: Mapping[str, int], first: float, last: float, *, coupled: bool
+) -> tuple[Spans, Spans]:
+    """Of the pool with the greatest share of its slots in use between ``first`` and ``last``: of each rollout the seconds
+    there that lie between, and their share of all its seconds there."""
     if coupled:
         held = [(spans[:, 0], spans[:, 5], slots["run"])]
     else:
         held = [(spans[:, 2 * i], spans[:, 2 * i + 1], slots.get(stage.value, 0)) for i, stage in enumerate(Stage)]
-    flows = [_flow(began, over, first, last, size) for began, over, size in held if size]
-    _, flow = max(flows, default=(0.0, 0.0))
-    return (first, last, flow) if flow > 0 else None
+    pools = [(*_within(began, over, first, last), size) for began, over, size in held if size]
+    if not pools:
+        return np.zeros(len(spans)), np.zeros(len(spans))
+    within, shares, _ = max(pools, key=lambda pool: (pool[0].sum() / pool[2], pool[1].sum()))
+    return within, shares
 
 
-def _flow(began: Spans, ended: Spans, first: float, last: float, size: int) -> tuple[float, float]:
-    """(share of the slots that is in use, rollouts per second) between ``first`` and ``last``."""
+def _within(began: Spans, ended: Spans, first: float, last: float) -> tuple[Spans, Spans]:
     within = np.clip(np.minimum(ended, last) - np.maximum(began, first), 0.0, None)
     busy = ended - began
     at_once = (first < ended) & (ended <= last)
-    shares = np.divide(within, busy, out=at_once.astype(np.float64), where=busy > 0)
-    return float(within.sum()) / (last - first) / size, float(shares.sum()) / (last - first)
+    return within, np.divide(within, busy, out=at_once.astype(np.float64), where=busy > 0)

@@ -91,4 +91,4 @@ def test_runs_by_their_rollouts(tmp_path: Path) -> None:
     assert lines["rollouts/s"].values == [0.5, 0.25]
     assert lines["time to a batch"].ratios == [2.0]
     assert lines["wait for RUN"].values == [1.0, 1.0]
-    assert any("rollout.run_slots=10" in words and "rollout.run_slots=20" in words for words in found.differences)
+    assert any("not the same rollout.run_slots:" in words and ": 10; " in words for words in found.differences)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from prorl_hpc.bench.scaling_records import (
 )
 from prorl_hpc.bench.scaling_tables import NONE, markdown_table
 from prorl_hpc.bench.series_folder import read_series
+from prorl_hpc.bench.settings_compare import flat, settings_that_differ
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import ConfigError
@@ -57,8 +58,6 @@ UNITS = {
 _SHORT_S = 0.1
 """A ratio to a time below this is not told, for it may be great and mean nothing: the difference is."""
 _DECIMALS = {"%": 2}
-_MOST_CHARACTERS = 120
-"""Of a setting's value."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -176,7 +175,7 @@ def _of_result(result: PointResult, reached: float | None) -> Point:
 def _of_run(run: RunDirectory) -> Point:
     """A run of a series with the load process's record; of any other what its rollouts say."""
     config = run.load_config()
-    settings = [f"{name}={value}" for name, value in _flat(dataclasses.asdict(config)) if not name.startswith("run.")]
+    settings = [f"{name}={value}" for name, value in flat(dataclasses.asdict(config)) if not name.startswith("run.")]
     set_up = {"engine": config.engine.kind, "task": config.task.name, _SETTINGS: "\n".join(settings)}
     if commit := commit_of_run(run.path):
         set_up[_COMMIT] = commit
@@ -185,14 +184,6 @@ def _of_run(run: RunDirectory) -> Point:
         return Point(RUN, set_up, _of_rollouts(run))
     figures = measure(run, record, PointSpec(run.run_id, 1, [], order))
     return Point(RUN, {**set_up, "load": _load(order)}, _numbers(figures))
-
-
-def _flat(settings: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{within}{name}.")
-        else:
-            yield f"{within}{name}", value
 
 
 def _load(load: LoadOrder) -> str:
@@ -270,32 +261,13 @@ def _differences(name: str, sides: Sequence[Side]) -> list[str]:
     for side, point in there[1:]:
         for what in (what for what in first.set_up if what in point.set_up):
             mine, other = first.set_up[what], point.set_up[what]
-            pairs = _settings_that_differ(mine, other) if what == _SETTINGS else {what: (mine, other)}
+            pairs = settings_that_differ(mine, other) if what == _SETTINGS else {what: (mine, other)}
             found += [
                 f"{name}: not the same {each}: {first_side.label}: {one}; {side.label}: {two}"
                 for each, (one, two) in pairs.items()
                 if one != two
             ]
     return found
-
-
-def _settings_that_differ(first: str, other: str) -> dict[str, tuple[str, str]]:
-    """By their names, the value of each side."""
-    sides = [dict(_named(word) for word in words.split("\n") if word) for words in (first, other)]
-    names = sorted(name for name in sides[0] | sides[1] if sides[0].get(name) != sides[1].get(name))
-    return {name: (_short(sides[0].get(name)), _short(sides[1].get(name))) for name in names}
-
-
-def _named(word: str) -> tuple[str, str]:
-    """A setting in Hydra's words; one that is taken away has no value."""
-    name, _, value = word.lstrip("+").partition("=")
-    return name, value
-
-
-def _short(value: str | None) -> str:
-    if value is None:
-        return "not given"
-    return value if len(value) <= _MOST_CHARACTERS else f"{value[: _MOST_CHARACTERS - 1]}…"
 
 
 def _is_short(seconds: float, unit: str) -> bool:

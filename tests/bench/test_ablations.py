@@ -157,6 +157,19 @@ def test_hits_are_compared_by_points() -> None:
     assert figure(figures, "turns/s of the whole run", "per rollout").holds is None
 
 
+def test_hits_that_are_alike_to_the_digits_shown_are_no_difference() -> None:
+    rest = {"turns_per_s": 9.0, "steady_per_s": 1.0, "per_s": 1.0}
+    figures = ablation_figures(
+        [
+            result("balancing", "sticky", prefix_hit_rate=0.72031, **rest),
+            result("balancing", "per-request", prefix_hit_rate=0.72034, **rest),
+        ]
+    )
+    hits = figure(figures, "hits", "per request")
+    assert (str(hits.value), hits.holds) == ("0.0", False)
+    assert "72.03 %, " in hits.detail and "no difference" in hits.detail
+
+
 def test_freed_engines_are_judged_of_ours_alone() -> None:
     figures = ablation_figures(
         [

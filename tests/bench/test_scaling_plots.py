@@ -11,7 +11,7 @@ from scaling_points import Shape, done, failed, spec
 from prorl_hpc.bench.scaling_bars import draw_batches, draw_busy, draw_utilisation, draw_waits
 from prorl_hpc.bench.scaling_paper import EFFICIENCY
 from prorl_hpc.bench.scaling_plots import draw_plots, draw_scaling
-from prorl_hpc.bench.scaling_records import LoadOrder, PointResult, PointState
+from prorl_hpc.bench.scaling_records import LoadOrder, PointResult, PointState, Times
 from prorl_hpc.bench.scaling_simulated import Check, Coordinator, SimulatedPoint, SimulatedSeries
 
 
@@ -92,6 +92,8 @@ def test_batches_of_all_points_with_their_means() -> None:
     assert list(lines["a batch"].get_ydata()) == [10, 12, 14, 30]
     assert list(lines["mean"].get_ydata()) == [12, 30]
     assert "failed" in [text.get_text() for text in figure.axes[0].texts]
+    assert len(set(lines["a batch"].get_xdata()[:3])) == 3
+    assert "12.0 s" in [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_no_empty_plot(tmp_path: Path) -> None:
@@ -106,3 +108,29 @@ def test_no_empty_plot(tmp_path: Path) -> None:
     assert set(draw_plots(folder, [failed(spec(1))], None)) == {"scaling"}
     assert {path.name for path in folder.iterdir()} == {"scaling.png", "scaling.svg"}
     assert draw_plots(folder, [], None) == {} and not list(folder.iterdir())
+
+
+def test_waits_of_nothing_are_not_drawn_large() -> None:
+    point = done(spec(1))
+    none = msgspec.structs.replace(point.figures, waits={**point.figures.waits, "eval": Times(0, 0, 0)})
+    figure = draw_waits([msgspec.structs.replace(point, figures=none)])
+    assert figure is not None
+    before_eval = figure.axes[2]
+    assert before_eval.get_ylim() == (0, 1) and "no wait" in [text.get_text() for text in before_eval.texts]
+    assert "4.0" in [text.get_text() for text in figure.axes[1].texts]
+
+
+def test_errors_are_drawn_and_the_ticks_can_be_read() -> None:
+    points = [msgspec.structs.replace(p, figures=msgspec.structs.replace(p.figures, steady_error=0.1))
+              for p in (done(spec(1)), done(spec(8)))]  # fmt: skip
+    figure = draw_scaling(points, simulated((64, 0.99)))
+    assert figure is not None
+    rates, shares = figure.axes
+    assert [len(axes.containers) for axes in (rates, shares)] == [1, 1]
+    assert list(rates.get_xticks()) == [1, 2, 4, 8, 64]
+    joined = next(line for line in rates.get_lines() if line.get_label() == "_joined")
+    assert list(joined.get_xdata()) == [8, 64]
+    least, most = rates.get_ylim()
+    ticks = [tick for tick in rates.get_yticks() if least <= tick <= most]
+    assert len(ticks) >= 5
+    assert rates.yaxis.get_major_formatter()(0.2, 0) == "0.2" and rates.yaxis.get_major_formatter()(1000, 0) == "1,000"

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from scaling_points import Shape, done, failed, series_of, spec
 
-from prorl_hpc.bench.scaling_records import PointState
+from prorl_hpc.bench.scaling_records import PointResult, PointState
 from prorl_hpc.bench.scaling_report import Summary, write_report
 
 
@@ -74,3 +74,35 @@ def test_the_held_share_is_shown_where_there_is_one_pool(tmp_path: Path) -> None
     assert "| RUN | EVAL | held (coupled) |" in text and "| 30.0 % | – | 90.0 % |" in text
     write_report(tmp_path, series_of(done(spec(1))), [done(spec(1))])
     assert "held (coupled)" not in (tmp_path / "report.md").read_text()
+
+
+def with_error(result: PointResult, error: float) -> PointResult:
+    return msgspec.structs.replace(result, figures=msgspec.structs.replace(result.figures, steady_error=error))
+
+
+def test_how_well_a_rate_is_known_and_that_there_were_too_few_rollouts(tmp_path: Path) -> None:
+    results = [with_error(done(spec(1)), 0.03), with_error(done(spec(2), Shape(per_node=0.124)), 0.14)]
+    report = write_report(tmp_path, series_of(*results), results)
+    text = (tmp_path / "report.md").read_text()
+    assert "| 0.1 ± 3 % | 1.000 |" in text and "| 0.248 ± 14 % | 1.240 ± 14 % |" in text
+    assert "**1.240**, known to ± 14 % only" in text
+    assert "**Mind nodes-2**: its rate is known to ± 14 % only" in text and "Mind nodes-1" not in text
+    details = {figure.name: figure.detail for figure in report.figures}
+    assert "order more (rollouts=)" in details["efficiency at 2 nodes"] and "± 14 %" in details["rate at 2 nodes"]
+    assert "order more" not in details["rate at 1 node"] and "± 3 %" in details["rate at 1 node"]
+
+
+def test_an_efficiency_that_nodes_alone_do_not_give_is_doubted_though_its_error_is_not_known(tmp_path: Path) -> None:
+    results = [done(spec(1)), done(spec(2), Shape(per_node=0.124))]
+    report = write_report(tmp_path, series_of(*results), results)
+    details = {figure.name: figure.detail for figure in report.figures}
+    assert "most likely too few rollouts, order more (rollouts=)" in details["efficiency at 2 nodes"]
+
+
+def test_points_of_different_commits_are_told(tmp_path: Path) -> None:
+    results = [msgspec.structs.replace(done(spec(nodes)), commit=commit) for nodes, commit in ((1, "abc"), (2, "def"))]
+    results.append(done(spec(4)))  # of a time that did not note it
+    write_report(tmp_path, series_of(*results), results)
+    assert "different code (abc: nodes-1; def: nodes-2)" in (tmp_path / "report.md").read_text()
+    write_report(tmp_path, series_of(*results), results[1:])
+    assert "different code" not in (tmp_path / "report.md").read_text()

@@ -145,3 +145,14 @@ def test_rollouts_that_ran_out_of_time_hold_their_slots_but_are_not_done(tmp_pat
     point = point_with(tmp_path, 1, [("row", 40.0)] * 80, timed_out=20)
     found = simulate_series([point], [])
     assert found.checks[0].replayed_per_s == pytest.approx(0.75 * SLOTS / 40.0, rel=0.06)
+
+
+def test_few_rollouts_are_named_where_not_even_the_points_own_times_explain_its_rate(tmp_path: Path) -> None:
+    points = [recorded(tmp_path, 1), recorded(tmp_path, 2)]
+    assert points[1].figures is not None
+    slow = msgspec.structs.replace(points[1].figures, steady_per_s=0.7 * points[1].figures.steady_per_s)
+    for error, words in ((0.2, "order more (rollouts=)"), (None, "order more (rollouts=)"), (0.01, "no stage counts")):
+        figures = msgspec.structs.replace(slow, steady_error=error)
+        found = simulate_series([points[0], msgspec.structs.replace(points[1], figures=figures)], [])
+        assert not found.valid and words in found.why
+        assert "at 2 nodes, of 120 rollouts with RUN 97 % in use" in found.why and "slots were held" not in found.why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from scaling_points import Shape, done, failed, series_of, spec
 
@@ -92,3 +93,29 @@ def test_runs_by_their_rollouts(tmp_path: Path) -> None:
     assert lines["time to a batch"].ratios == [2.0]
     assert lines["wait for RUN"].values == [1.0, 1.0]
     assert any("not the same rollout.run_slots:" in words and ": 10; " in words for words in found.differences)
+
+
+def test_of_short_times_the_difference_is_told(tmp_path: Path) -> None:
+    def lasting(tool_call_s: float) -> PointResult:
+        point = done(spec(1))
+        return msgspec.structs.replace(point, figures=msgspec.structs.replace(point.figures, tool_call_s=tool_call_s))
+
+    found = compare([series_in(tmp_path / str(ms), lasting(ms / 1000)) for ms in (1, 8, 400)])
+    assert "| nodes-1 | tool call beyond its sleep | 1 ms | 8 ms | 0.4 s | +7 ms | +0.399 s |" in found.markdown()
+    assert next(line.ratios for line in found.lines if line.figure == "tool call beyond its sleep") == [None, None]
+
+
+def test_commits_and_settings_that_differ_are_told_one_a_line(tmp_path: Path) -> None:
+    def at(commit: str, *words: str) -> PointResult:
+        point = done(msgspec.structs.replace(spec(1), overrides=["nodes=1", *words]))
+        return msgspec.structs.replace(point, commit=commit)
+
+    a = series_in(tmp_path / "a", at("abc", "rollout.run_slots=4", "+x.y=1"))
+    b = series_in(tmp_path / "b", at("def", "rollout.run_slots=8"))
+    assert compare([a, b]).differences == [
+        "nodes-1: not the same rollout.run_slots: a: 4; b: 8",
+        "nodes-1: not the same x.y: a: 1; b: not given",
+        "nodes-1: not the same commit: a: abc; b: def",
+    ]
+    unknown = series_in(tmp_path / "c", at("", "rollout.run_slots=8"))
+    assert not compare([b, unknown]).differences

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from prorl_hpc.bench.simulation import simulate
 from prorl_hpc.bench.simulation_config import SimulationConfig
-from prorl_hpc.bench.steady_rate import Spans, span, steady_rate
+from prorl_hpc.bench.steady_rate import Spans, span, steady_error, steady_rate
 from prorl_hpc.messages.rollout import Stage, StageTiming
 
 SLOTS = {"init": 4, "run": 2, "eval": 100}
@@ -92,3 +92,32 @@ def test_a_system_that_loses_nothing_is_as_fast_on_eight_nodes_as_eight_times_on
 
     ratios = [rate(8, seed) / 8 / rate(1, seed) for seed in range(8)]
     assert np.mean(ratios) == pytest.approx(1.0, abs=0.02)
+
+
+def test_rollouts_that_are_all_alike_leave_no_error() -> None:
+    assert steady_error(one_after_the_other(40, 4.0), SLOTS) == pytest.approx(0.0, abs=1e-9)
+    assert steady_error(one_after_the_other(2, 4.0), SLOTS) is None
+
+
+def random_runs(draws: np.random.Generator, count: int) -> Spans:
+    """Four RUN slots that are never empty; RUN's seconds are drawn."""
+    free, rows = [0.0] * 4, []
+    for _ in range(count):
+        slot = int(np.argmin(free))
+        began = free[slot]
+        free[slot] += draws.lognormal(0.0, 0.6)
+        rows.append((0.0, 0.0, began, free[slot], free[slot], free[slot]))
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("count", [24, 200])
+def test_the_error_is_that_of_many_such_measurements(count: int) -> None:
+    draws = np.random.default_rng(0)
+    rates, errors = [], []
+    for _ in range(200):
+        spans = random_runs(draws, count)
+        found, error = steady_rate(spans, {"run": 4}), steady_error(spans, {"run": 4})
+        assert found is not None and error is not None
+        rates.append(found[2])
+        errors.append(error)
+    assert np.mean(errors) == pytest.approx(np.std(rates) / np.mean(rates), rel=0.35)

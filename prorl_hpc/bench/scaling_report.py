@@ -48,9 +48,9 @@ _METHOD = """\
   the last and not after the last RUN began: without filling up and running dry; the simulator's is the same.
 - **Tool call beyond its sleep**: mean time of a tool call less what its command was told to sleep.
 - **Efficiency** at N nodes: (rate at N / N) / (rate at m / m), m the smallest node count that was measured.
-- **± x %**: relative standard error of a rate, from the rollouts in its steady time: how unequally long they held a slot
-  of the fullest pool, by the square root of how many they were; of an efficiency, from both of its rates. It does not
-  know of a machine that was slower for a while.
+- **± x %**: relative standard error of a rate: how far another order of the same rollouts would move it, since only some lie
+  in the steady time; from how unequally long those held a slot of the fullest pool, how many they were, and of how many. Of
+  an efficiency: from both of its rates. It does not know of a machine that was slower for a while.
 - All rollouts of a point are ordered at its start, so the wait for INIT is the time in that queue: it says how many
   were ordered, not that something is slow.
 - Sandboxes and tool calls are real processes; their commands sleep. With the scripted engine the model's turns take

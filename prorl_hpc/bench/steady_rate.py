@@ -46,12 +46,14 @@ def steady_rate(spans: Spans, slots: Mapping[str, int], *, coupled: bool = False
 
 
 def steady_error(spans: Spans, slots: Mapping[str, int], *, coupled: bool = False) -> float | None:
-    """Relative standard error of ``steady_rate``, from how unequally long its rollouts hold a slot; None where there is no
-    such rate, or only one rollout in it.
+    """Relative standard error of ``steady_rate``: how far another order of the same rollouts would move it, for only some
+    of them lie in its time. None where there is no such rate, or only one rollout in it.
 
-    With as many slots in use, the rate is a ratio: rollouts to the seconds for which they held one. Its error is the usual one
-    of a ratio estimator, √(n/(n-1) · Σ(share - rate · held)²) / Σ share, which is (standard deviation / mean) / √n of the
-    times where all n lie wholly in the steady time. Not in it: slots that stay empty, and a machine that is slower at times.
+    With as many slots in use, the rate is a ratio: rollouts to the seconds for which they held one. Its error is that of a
+    ratio estimator from a part f of a finite population (Cochran, Sampling Techniques, chapter 6), here of all rollouts:
+    √((1-f) · n/(n-1) · Σ(share - rate · held)²) / Σ share, which is √(1-f) · (standard deviation / mean) / √n of their
+    times where all n lie wholly in the steady time. Not in it: other rows (all points of a series have the same), slots that
+    stay empty, and a machine that is slower at times.
     """
     if (times := _steady_time(spans)) is None:
         return None
@@ -60,7 +62,8 @@ def steady_error(spans: Spans, slots: Mapping[str, int], *, coupled: bool = Fals
     if counted < 2 or within.sum() <= 0:
         return None
     off = shares - within * (shares.sum() / within.sum())
-    return float(np.sqrt(counted / (counted - 1) * np.sum(off**2)) / shares.sum())
+    outside = 1 - shares.sum() / len(spans)
+    return float(np.sqrt(outside * counted / (counted - 1) * np.sum(off**2)) / shares.sum())
 
 
 def _steady_time(spans: Spans) -> tuple[float, float] | None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from prorl_hpc.bench.document import write_into
-from prorl_hpc.bench.figures import Figure, Machine, Report
+from prorl_hpc.bench.figures import Figure, Machine, Report, commit_of_run
 from prorl_hpc.messages.errors import ConfigError
 
 
@@ -63,3 +63,11 @@ def test_the_table_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert max(map(len, lines)) <= 80 and all(line == line.rstrip() for line in lines)
     text = "\n".join(lines)
     assert "1.234 x" in text and "[bold]" in text and "tmux: there is no tmux" in text
+
+
+def test_the_commit_of_a_run_is_what_it_was_launched_with(tmp_path: Path) -> None:
+    assert commit_of_run(tmp_path) == ""
+    environment = tmp_path / "environment.json"
+    for git, words in (("null", ""), ('{"commit": "0123456789abcdef", "changed": true}', "0123456789ab-dirty")):
+        environment.write_text(f'{{"host": "a", "git": {git}}}')
+        assert commit_of_run(tmp_path) == words

@@ -8,6 +8,8 @@ from prorl_hpc.slurm.private.base import missing
 NO_BENCHES = {"all", "report", "fit"}
 """Verbs of ``prorl-hpc bench`` that measure nothing of their own."""
 _SIZES = "16,64,256,1024,4096"
+_QUICK_SIZES = "16,64,256,1024"
+"""4,096 nodes alone take a minute."""
 
 
 def benches() -> list[Bench]:
@@ -35,5 +37,6 @@ def _quick(*parts: str) -> list[str]:
 def _scaling() -> tuple[list[str], list[str]]:
     """On namespaced nodes where they can be had, else as processes."""
     place = "--local" if missing("namespaced") else "--private"
-    words = ["out={folder}/scaling", "--simulate", f"nodes={_SIZES}", place]
-    return ["nodes=1,2,4,8", "ablate=all", *words], ["nodes=1,4,8", "ablate=pools,batch", *words, "--quick"]
+    words = ["out={folder}/scaling", place, "--simulate"]
+    whole = ["nodes=1,2,4,8", "ablate=all", *words, f"nodes={_SIZES}"]
+    return whole, ["nodes=1,8", "ablate=batch", "--quick", *words, f"nodes={_QUICK_SIZES}"]

@@ -135,8 +135,8 @@ def test_the_quick_words_name_parts_and_points_that_there_are() -> None:
         for words, quick in ((scaling.words, False), (scaling.quick, True))
     )
     assert {point.nodes for point in full} == {1, 2, 4, 8} > {point.nodes for point in quick}
-    rollouts = {point.name: point.load.rollouts for point in full}
-    assert 0 < next(p.load.rollouts for p in quick if p.series == "pools") < rollouts["pools-stages-1"]
+    batches = {point.name: point.load.batches for point in full}
+    assert 0 < next(p.load.batches for p in quick if p.series == "batch") < batches["batch-asynchronous-1"]
 
 
 def _outcome(name: str, code: int) -> Outcome:

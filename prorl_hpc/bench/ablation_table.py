@@ -11,6 +11,7 @@ import statistics
 
 from prorl_hpc.bench.ablation_parts import Ablation, Measure, Variant
 from prorl_hpc.bench.scaling_records import LoadOrder, PointFigures
+from prorl_hpc.bench.scaling_settings import WHOLE_TURNS
 from prorl_hpc.messages.batch import Refill, WhenFull
 
 
@@ -20,8 +21,12 @@ def _slots(init: int, ready: int, run: int, evaluation: int) -> tuple[str, ...]:
     return tuple(f"rollout.{pool}_slots={size}" for pool, size in sizes.items())
 
 
-_ENGINE = ("++engine.script.first_token_s=0.02", "++engine.script.token_s=0.0033")
-"""A third of 0.06 s and 10 ms."""
+_ENGINE = (
+    "++engine.script.first_token_s=0.02",
+    "++engine.script.token_s=0.0033",
+    f"++{WHOLE_TURNS}",
+)
+"""A third of 0.06 s and 10 ms; turns are as long as their rows say."""
 _MIXED = (
     "bench=mixed",
     *_ENGINE,

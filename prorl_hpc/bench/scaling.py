@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from prorl_hpc.bench.scaling_records import LoadOrder, PointSpec
-from prorl_hpc.bench.scaling_settings import SETTINGS
+from prorl_hpc.bench.scaling_settings import SETTINGS, WHOLE_TURNS
 from prorl_hpc.bench.series_launch import WORDS, last, last_of_each
 from prorl_hpc.cli.composition import compose_all
 from prorl_hpc.cli.composition_choices import groups as group_names
@@ -28,8 +28,6 @@ ONE_MACHINE = ("rollout.init_slots=2", "rollout.ready_slots=4", "rollout.run_slo
 """Slots of a node where all nodes share one machine: more would measure its cores. RUN is what all of them wait for."""
 ENGINE = ("engine.script.first_token_s=0.06", "engine.script.token_s=0.01")
 """Times of the scripted engine where neither latency= nor engine.script. says others: chosen, not fitted."""
-WHOLE_TURNS = "engine.script.reply_min_tokens=1000000"
-"""A scripted turn is as long as the workload's row says, and not anything up to that."""
 LEAST = 128
 """Rollouts of a point: those of few nodes get their rows so often, for chance in them would be in every efficiency."""
 MOST_NODES = 4096

@@ -33,6 +33,8 @@ class Recorded:
     done: int
     """Of these; the others failed or ran out of time, and held their slots as well."""
     config: SimulationConfig
+    tokens: int = 0
+    """Of a trajectory, on average."""
 
     @property
     def nodes(self) -> int:
@@ -47,14 +49,16 @@ def recorded(result: PointResult, rate: float) -> Recorded:
             f"--simulate: the run of point {result.spec.name}, {result.run_dir}, has no {RECORD_FILE} that tells its pools: the simulator is "
             "fitted from the runs of a series, so keep their directories, or measure the series anew into another out="
         )
-    rows, times, done = _read(RunDirectory(result.run_dir), result.spec.name)
-    return Recorded(result, rate, rows, times, done, _config(result, record))
+    rows, times, done, tokens = _read(RunDirectory(result.run_dir), result.spec.name)
+    return Recorded(result, rate, rows, times, done, _config(result, record), tokens)
 
 
-def _read(run: RunDirectory, name: str) -> tuple[list[str], Floats, int]:
+def _read(run: RunDirectory, name: str) -> tuple[list[str], Floats, int, int]:
     """Rows and stage times of the rollouts that ended by themselves, in the order of the load (by the numbers in their
-    ids), and how many of them are done. A stage that a rollout did not come to took no time."""
-    table = read_rollouts(run, columns=["rollout_id", "row_id", "status", "timings"]).to_pylist()
+    ids), how many of them are done, and the mean tokens of a trajectory. A stage that a rollout did not come to took no
+    time."""
+    columns = ["rollout_id", "row_id", "status", "timings", "segment_lengths"]
+    table = read_rollouts(run, columns=columns).to_pylist()
     ended = [row for row in table if row["status"] != Status.CANCELLED]
     done = sum(row["status"] == Status.DONE for row in ended)
     if not done:
@@ -64,7 +68,8 @@ def _read(run: RunDirectory, name: str) -> tuple[list[str], Floats, int]:
     ended.sort(key=lambda row: [int(number) for number in re.findall(r"\d+", row["rollout_id"])])
     spent = [{timing["stage"]: timing["busy_s"] for timing in row["timings"]} for row in ended]
     times = np.array([[busy_s.get(stage, 0.0) for stage in Stage] for busy_s in spent])
-    return [row["row_id"] for row in ended], times, done
+    tokens = sum(sum(row["segment_lengths"]) for row in ended) // len(ended)
+    return [row["row_id"] for row in ended], times, done, tokens
 
 
 def times_of(rows: Sequence[str], points: Sequence[Recorded]) -> Floats:

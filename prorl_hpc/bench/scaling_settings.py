@@ -13,3 +13,5 @@ SETTINGS = {
     "out": "the folder of the series; with the folder of one that was interrupted, that one goes on",
 }
 FLAGS = ("--local", "--private", "--simulate", "--again", "--json", "--help")
+WHOLE_TURNS = "engine.script.reply_min_tokens=1000000"
+"""A scripted turn is as long as the workload's row says, and not anything up to that."""

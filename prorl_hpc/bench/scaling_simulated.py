@@ -45,12 +45,21 @@ class SimulatedPoint(msgspec.Struct, frozen=True):
 
 
 class Coordinator(msgspec.Struct, frozen=True):
-    """Its CPU time: ``rollout_s`` for each rollout, and ``idle`` of every second whatever happens. ``how``: what this
-    was fitted from, in words."""
+    """Its CPU time: ``rollout_s`` for each rollout, ``idle`` of every second whatever happens, and ``agent_s`` of every
+    second for each worker and LLM server. ``how``: where this is from, in words."""
 
     rollout_s: float
     idle: float
     how: str
+    agent_s: float = 0.0
+
+    def at_rest(self, nodes: int) -> float:
+        """Of every second, with a worker and a server on each node; at most nearly all of it."""
+        return min(0.999, self.idle + 2 * nodes * self.agent_s)
+
+    def message_s(self, nodes: int) -> float:
+        """Seconds that it takes for a rollout, with what is left of its CPU."""
+        return self.rollout_s / (1 - self.at_rest(nodes))
 
 
 class SimulatedSeries(msgspec.Struct, frozen=True):

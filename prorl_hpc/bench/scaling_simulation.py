@@ -30,30 +30,35 @@ _BASE_ROLLOUTS = 6000
 
 
 def simulate_series(
-    results: Sequence[PointResult], nodes: Sequence[int], say: Callable[[str], None] = lambda words: None
+    results: Sequence[PointResult],
+    nodes: Sequence[int],
+    say: Callable[[str], None] = lambda words: None,
+    cost: Callable[[Recorded], Coordinator] | None = None,
 ) -> SimulatedSeries:
-    """Foretell every measured point of the scaling series, then ``nodes``. Raises ConfigError if no point was measured,
-    or the run directory of one is gone."""
+    """Foretell every measured point of the scaling series, then ``nodes``. ``cost``: of a coordinator of rollouts
+    like those of a point (coordinator_cost); without it, as fitted from the points.
+    Raises ConfigError if no point was measured, or the run directory of one is gone."""
     points = [recorded(result, rate) for result in of_nodes(results) if (rate := steady(result))]
     if not points:
         raise ConfigError(
             "--simulate: no point of the series was measured, so there is nothing to fit the simulator from: measure at "
             "least two sizes first, such as nodes=1,2"
         )
-    coordinator = fit_coordinator([point.result for point in points])
-    message_s = coordinator.rollout_s / max(1e-3, 1 - coordinator.idle)
+    coordinator = fit_coordinator([point.result for point in points]) if cost is None else cost(points[-1])
     checks = []
     for point in points:
         say(f"simulating {node_words(point.nodes)}, to compare with what was measured")
-        checks.append(_check(point, [other for other in points if other is not point], message_s))
+        checks.append(
+            _check(point, [other for other in points if other is not point], coordinator.message_s(point.nodes))
+        )
     found: list[SimulatedPoint] = []
     bases: dict[float, float] = {}
     for count in sorted(set(nodes)):
         say(f"simulating {node_words(count)}")
         per_node = _rollouts_per_node(points[-1].config, count)
         if per_node not in bases:
-            bases[per_node] = _base(points, per_node, message_s)
-        found.append(_continued(points, count, per_node, message_s, bases[per_node], coordinator))
+            bases[per_node] = _base(points, per_node, coordinator.message_s(points[0].nodes))
+        found.append(_continued(points, count, per_node, bases[per_node], coordinator))
     why = _why_not(points, checks)
     return SimulatedSeries(
         fitted_from=[point.result.spec.name for point in points],
@@ -120,11 +125,10 @@ def _continued(
     points: Sequence[Recorded],
     nodes: int,
     per_node: float,
-    coordinator_s: float,
     base_per_node: float,
     coordinator: Coordinator,
 ) -> SimulatedPoint:
-    grown = dataclasses.replace(_grown(points, nodes, per_node), coordinator_s=coordinator_s)
+    grown = dataclasses.replace(_grown(points, nodes, per_node), coordinator_s=coordinator.message_s(nodes))
     result = simulate(grown, times=shuffled(points, 0))
     rate = done_share(points) * result.steady_per_s
     return SimulatedPoint(
@@ -134,7 +138,7 @@ def _continued(
         efficiency=rate / nodes / base_per_node,
         utilisation=_utilisation(result),
         waits={stage: Times(waits.mean_s, waits.p50_s, waits.p99_s) for stage, waits in result.waits.items()},
-        coordinator_busy=coordinator.idle + coordinator.rollout_s * rate,
+        coordinator_busy=coordinator.at_rest(nodes) + coordinator.rollout_s * rate,
     )
 
 

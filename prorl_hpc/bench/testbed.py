@@ -28,6 +28,8 @@ from prorl_hpc.tasks.testing import write_chat_model
 from prorl_hpc.transport.keys import RunKeys
 
 _READY_S = 90.0
+_CONTEXT = 1 << 17
+"""Tokens, more than any row asks for."""
 
 
 class Testbed:
@@ -36,7 +38,9 @@ class Testbed:
     def __init__(self, directory: Path, rollout: RolloutConfig, workers: int, processes: Processes) -> None:
         config = ProrlConfig(
             run=RunSettings(name="bench", root=str(directory / "runs"), runtime_root=str(directory)),
-            model=ModelConfig(name="none", path=str(write_chat_model(directory / "model"))),
+            model=ModelConfig(
+                name="none", path=str(write_chat_model(directory / "model")), max_context_tokens=_CONTEXT
+            ),
             task=TaskConfig(name=TASK_NAME),
             rollout=rollout,
             trainer=TrainerConfig(enabled=False),

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prorl_hpc.config.schema import TaskConfig
+from prorl_hpc.messages.trajectory import Message
 from prorl_hpc.tasks.protocol import Evaluation, RolloutContext
 
 TASK_NAME = "prorl_hpc.bench.timed_task:TimedTask"
@@ -24,7 +25,8 @@ evaluations = 0
 
 
 class TimedTask:
-    """Implements tasks.protocol.AgentHandler. A row: ``id`` and, in seconds, ``init_s``, ``run_s``, ``eval_s``."""
+    """Implements tasks.protocol.AgentHandler. A row: ``id`` and, in seconds, ``init_s``, ``run_s``, ``eval_s``; ``tokens``: of
+    a trajectory that nobody generated, about."""
 
     def __init__(self, task: TaskConfig) -> None:
         self._task = task
@@ -33,14 +35,16 @@ class TimedTask:
         return [{"id": f"{split}-{seed}-{number}"} for number in range(size)]
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        for name in ("init_s", "run_s", "eval_s"):
+        for name in ("init_s", "run_s", "eval_s", "tokens"):
             if not isinstance(row.get(name, 0.0), int | float) or row.get(name, 0.0) < 0:
-                raise ValueError(f"{name}={row[name]!r}: expected seconds, 0 or more")
+                raise ValueError(f"{name}={row[name]!r}: expected a number, 0 or more")
 
     async def init(self, context: RolloutContext) -> None:
         await self._stage(context, "init_s")
 
     async def run(self, context: RolloutContext) -> None:
+        if tokens := int(context.spec.row.get("tokens", 0)):
+            context.require_conversation().append([Message("user", "a b " * (tokens // 4))])
         await self._stage(context, "run_s")
 
     async def eval(self, context: RolloutContext) -> Evaluation:

@@ -21,11 +21,11 @@ from prorl_hpc.bench.parts import Say
 from prorl_hpc.bench.scaling import points_of, read_words, whole_numbers
 from prorl_hpc.bench.scaling_records import REPORT_FILE, SERIES_FILE, PointResult, Series
 from prorl_hpc.bench.scaling_settings import SETTINGS
-from prorl_hpc.bench.scaling_simulated import SimulatedSeries
+from prorl_hpc.bench.scaling_simulated import Coordinator, SimulatedSeries
 from prorl_hpc.bench.series import SeriesRun
 from prorl_hpc.bench.series_folder import check_folder, only_here, read_series
 from prorl_hpc.cli.following import ignore_signals
-from prorl_hpc.config.run_directory import RunDirectoryError
+from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
 from prorl_hpc.messages.errors import ConfigError, ProrlError
 
 
@@ -78,10 +78,16 @@ def _simulated(results: list[PointResult], nodes: list[int], say: Say) -> tuple[
     """And why there is none, though it was asked for: a series that it cannot be made from still has its report."""
     if not nodes:
         return None, ""
+    from prorl_hpc.bench.coordinator_cost import saturated_coordinator
+    from prorl_hpc.bench.scaling_recorded import Recorded
     from prorl_hpc.bench.scaling_simulation import simulate_series
 
+    def cost(point: Recorded) -> Coordinator:
+        heartbeat_s = RunDirectory(point.result.run_dir).load_config().rollout.heartbeat_s
+        return saturated_coordinator(point.tokens, heartbeat_s, say)
+
     try:
-        return simulate_series(results, nodes, say), ""
+        return simulate_series(results, nodes, say, cost), ""
     except (ProrlError, RunDirectoryError) as error:
         say(str(error))
         return None, str(error)

@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from scaling_points import Shape, done, spec
 
+from prorl_hpc.bench.scaling_recorded import Recorded
 from prorl_hpc.bench.scaling_records import RECORD_FILE, LoadRecord, PointResult
+from prorl_hpc.bench.scaling_simulated import Coordinator
 from prorl_hpc.bench.scaling_simulation import fit_coordinator, simulate_series
 from prorl_hpc.bench.simulation import simulate
 from prorl_hpc.bench.simulation_config import SimulationConfig
@@ -156,3 +158,15 @@ def test_few_rollouts_are_named_where_not_even_the_points_own_times_explain_its_
         found = simulate_series([points[0], msgspec.structs.replace(points[1], figures=figures)], [])
         assert not found.valid and words in found.why
         assert "at 2 nodes, of 120 rollouts with RUN 97 % in use" in found.why and "slots were held" not in found.why
+
+
+def test_the_cost_of_a_saturated_coordinator_takes_the_place_of_the_fit(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def cost(point: Recorded) -> Coordinator:
+        asked.append(point.nodes)
+        return Coordinator(1e-6, 0.0, "measured", 1e-9)
+
+    found = simulate_series([recorded(tmp_path, 1), recorded(tmp_path, 4)], [16], cost=cost)
+    assert asked == [4]
+    assert found.coordinator.how == "measured" and found.points[0].efficiency > 0.9

@@ -64,9 +64,10 @@ def refresh(benchmarks: Path) -> list[Quote]:
 
 
 def figures(text: str) -> dict[tuple[str, str], str]:
-    """(bench, name) → value and unit, of all tables between marks. Of several with one name the first: tables of
-    ``bench all --quick`` stand before those of the benches alone, each under a heading with its bench."""
+    """(bench, name) → value and unit, of all tables between marks. Of several with one name the first of a bench's own
+    section; what only ``bench all --quick`` measured is in its tables, each under a heading with its bench."""
     found: dict[tuple[str, str], str] = {}
+    quick: dict[tuple[str, str], str] = {}
     for section in _SECTION.finditer(text):
         bench = section[1]
         for line in section[2].splitlines():
@@ -74,8 +75,8 @@ def figures(text: str) -> dict[tuple[str, str], str]:
                 bench = heading[1]
             cells = [cell.strip().replace("\\|", "|") for cell in _BORDER.split(line)]
             if len(cells) > 2 and cells[1] not in ("", "figure", "bench") and not cells[1].startswith("---"):
-                found.setdefault((bench, cells[1]), _rounded(cells[2]))
-    return found
+                (found if bench == section[1] else quick).setdefault((bench, cells[1]), _rounded(cells[2]))
+    return quick | found
 
 
 def _rewritten(text: str, known: dict[tuple[str, str], str]) -> str:

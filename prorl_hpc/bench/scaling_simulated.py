@@ -57,6 +57,10 @@ class Coordinator(msgspec.Struct, frozen=True):
         """Of every second, with a worker and a server on each node; at most nearly all of it."""
         return min(0.999, self.idle + 2 * nodes * self.agent_s)
 
+    def most_nodes(self, per_node: float) -> float:
+        """That it can serve, of so many rollouts/s each."""
+        return (1 - self.idle) / (2 * self.agent_s + self.rollout_s * per_node)
+
     def message_s(self, nodes: int) -> float:
         """Seconds that it takes for a rollout, with what is left of its CPU."""
         return self.rollout_s / (1 - self.at_rest(nodes))

@@ -227,10 +227,8 @@ def _conclusion(points: Sequence[SimulatedPoint], coordinator: Coordinator, per_
     text = f"efficiency {last.efficiency:.3f} at {last.nodes:,} nodes"
     limit = ""
     if coordinator.rollout_s > 0:
-        most = (1 - coordinator.idle) / coordinator.rollout_s
-        limit = (
-            f"one coordinator can serve {most:.4g} rollouts/s, which {most / per_node:,.0f} nodes of this workload give"
-        )
+        most = coordinator.most_nodes(per_node)
+        limit = f"one coordinator can serve {most:,.0f} nodes of this workload, {most * per_node:.4g} rollouts/s"
     low = next((point for point in points if point.efficiency < EFFICIENCY_GOAL), None)
     if low is None:
         return f"{text}; the first part to saturate would be the coordinator: {limit}." if limit else f"{text}."

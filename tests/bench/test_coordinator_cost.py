@@ -21,3 +21,4 @@ def test_heartbeats_of_many_nodes_leave_less_for_rollouts() -> None:
     assert coordinator.at_rest(1000) == pytest.approx(0.3)
     assert coordinator.message_s(1000) == pytest.approx(0.001 / 0.7)
     assert coordinator.at_rest(10**6) < 1.0
+    assert coordinator.most_nodes(0.4) == pytest.approx(0.9 / (0.0002 + 0.0004))

@@ -77,7 +77,7 @@ def test_the_page_has_the_machine_once_and_a_table_for_each_bench(tmp_path: Path
     assert text.count("| speed of good | 2 x |") == 1 and "stale" not in text and text.count("kept") == 3
 
 
-def test_quick_tables_stand_under_the_head_and_are_quoted_first(tmp_path: Path) -> None:
+def test_quick_tables_stand_under_the_head_and_are_quoted_where_there_are_no_others(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text(_MARKS)
     write_page(page, _found([_outcome("good", 0), _outcome("breaks", 1)]), quick=True)
@@ -86,6 +86,8 @@ def test_quick_tables_stand_under_the_head_and_are_quoted_first(tmp_path: Path) 
         "### good, quick" in text and "### breaks, quick" in text and text.count("stale") == _MARKS.count("stale") - 1
     )
     assert figures(text)["good", "speed of good"] == "2 ×"
+    whole = text.replace("<!-- bench good -->\n", "<!-- bench good -->\n| speed of good | 3 x |\n")
+    assert figures(whole)["good", "speed of good"] == "3 ×"
 
 
 def test_pictures_that_were_drawn_go_beside_the_page(tmp_path: Path) -> None:

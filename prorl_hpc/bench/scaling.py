@@ -30,6 +30,8 @@ ENGINE = ("engine.script.first_token_s=0.06", "engine.script.token_s=0.01")
 """Times of the scripted engine where neither latency= nor engine.script. says others: chosen, not fitted."""
 LEAST = 128
 """Rollouts of a point: those of few nodes get their rows so often, for chance in them would be in every efficiency."""
+QUICK_ROWS = 48
+"""Rollouts of a node of this machine with --quick: two minutes, and a rate that is known to some percent."""
 MOST_NODES = 4096
 MOST_ROLLOUTS_PER_NODE, MOST_ROLLOUTS = 1_000_000, 10_000_000
 """Of a node, which are as many dataset rows, and of a point: all are ordered at once."""
@@ -103,11 +105,11 @@ def read_words(words: Sequence[str]) -> Asked:
 
 
 def points_of(asked: Asked, place: str, *, quick: bool = False) -> list[PointSpec]:
-    """``quick``: ablations in their small sizes. Raises ConfigError for an ablation that is not known, or what Hydra cannot compose."""
+    """``quick``: few rollouts, and ablations in their small sizes. Raises ConfigError for an ablation that is not known, or what Hydra cannot compose."""
     base = list(asked.overrides)
     if not last(base, "engine") and not last(base, "engine.kind"):
         base = ["engine=scripted", *base]
-    points = _node_points(asked, base, place, 0 if quick else LEAST) if asked.nodes else []
+    points = _node_points(asked, base, place, quick) if asked.nodes else []
     if asked.ablate:
         from prorl_hpc.bench.ablations import ablation_points
 
@@ -115,13 +117,14 @@ def points_of(asked: Asked, place: str, *, quick: bool = False) -> list[PointSpe
     return points
 
 
-def _node_points(asked: Asked, base: list[str], place: str, least: int) -> list[PointSpec]:
+def _node_points(asked: Asked, base: list[str], place: str, quick: bool) -> list[PointSpec]:
     sizes = [] if place == "slurm" else [*ONE_MACHINE]
     words = last_of_each([f"bench={asked.workload}", *sizes, *_engine(base), *base])
     if asked.recorded:
         words.append(f"task.options.recorded={asked.recorded}")
     (composed,) = compose_all(last_of_each([*WORDS, *words]))
-    per_node = asked.rollouts or rollouts_per_node(composed.config)
+    few = quick and place != "slurm"
+    per_node = asked.rollouts or (QUICK_ROWS if few else rollouts_per_node(composed.config))
     if (most := per_node * max(asked.nodes)) > MOST_ROLLOUTS:
         raise ConfigError(
             f"nodes={max(asked.nodes)} with {per_node:,} rollouts for each node are {most:,} rollouts of one point, and at "
@@ -130,7 +133,11 @@ def _node_points(asked: Asked, base: list[str], place: str, least: int) -> list[
     words = last_of_each([f"task.train.size={per_node}", *words])  # N nodes get the very work of one node N times
     return [
         PointSpec(
-            f"nodes-{n}", n, words, _load(per_node * n, 0 if asked.rollouts else least), time_minutes=asked.minutes
+            f"nodes-{n}",
+            n,
+            words,
+            _load(per_node * n, 0 if asked.rollouts or few else LEAST),
+            time_minutes=asked.minutes,
         )
         for n in asked.nodes
     ]

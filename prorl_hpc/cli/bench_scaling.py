@@ -147,7 +147,9 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--local", action="store_true", help="on this machine, all nodes of a point side by side")
     where.add_argument("--private", action="store_true", help="on a Slurm cluster of this machine's own (needs root)")
     parser.add_argument("--simulate", metavar="nodes=16,64,…", help="go on with the plot by simulation")
-    parser.add_argument("--quick", action="store_true", help="smaller ablations, some minutes each, which tell less")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rollouts on one machine and smaller ablations, which tell less"
+    )
     parser.add_argument("--again", action="store_true", help="measure points once more that failed or ran out of time")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

@@ -183,3 +183,10 @@ def test_an_empty_path_is_not_this_directory(words: list[str], capsys: pytest.Ca
 def test_an_empty_folder_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "scaling", "--local", "nodes=1", "out="]) == 2
     assert "out= is empty" in capsys.readouterr().err
+
+
+def test_quick_points_of_one_machine_have_few_rollouts() -> None:
+    asked = read_words(["nodes=1,2"])
+    assert [point.load.rollouts for point in points_of(asked, "private", quick=True)] == [48, 96]
+    assert [point.load.rollouts for point in points_of(asked, "local")] == [128, 128]
+    assert points_of(asked, "slurm", quick=True) == points_of(asked, "slurm")

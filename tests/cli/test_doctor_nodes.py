@@ -73,7 +73,7 @@ def test_a_node_whose_cable_is_cut_is_named(slurm_namespaced: NamespacedSlurm) -
         told, _ = on_nodes(slurm_namespaced, slurm_namespaced.shared, "cluster.trainer.nodelist=gpu02")
     finally:
         slurm_namespaced.heal("gpu02")
-        slurm_namespaced.wait_idle(120)  # one that the controller took for down is asked again after a while
+        slurm_namespaced.wait_idle()
     nodes = [(subject, where) for subject, where in failed(told) if subject == "node"]
     assert nodes == [("node", "trainer on gpu02")] or ("allocation", "") in failed(told)
     assert "gpu02" in json.dumps([f for f in told["findings"] if f["grade"] == "fail"])

@@ -160,8 +160,11 @@ class NamespacedSlurm(PrivateSlurm):
         self._ip("link", "set", f"v-{node}", "down")
 
     def heal(self, node: str) -> None:
+        """Put the cable back. Jobs that the controller still holds for running there go on."""
         self.shape.check_node(node)
         self._ip("link", "set", f"v-{node}", "up")
+        if self.states()[node].startswith("down"):  # it would ask the node again only after a minute
+            self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"]).check_returncode()
 
     def kill_slurmd(self, node: str) -> None:
         self.shape.check_node(node)

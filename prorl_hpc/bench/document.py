@@ -23,12 +23,17 @@ def write_into(path: Path, bench: str, report: Report) -> None:
 
 def write_between(path: Path, bench: str, text: str) -> None:
     """``<!-- bench NAME -->`` and ``<!-- end -->`` are the marks. ConfigError if the file has none for ``bench``."""
-    before, after = _parted(path, bench)
+    before, _, after = _parted(path, bench)
     path.write_text(f"{before}{text}\n{after}", encoding="utf-8")
 
 
-def _parted(path: Path, bench: str) -> tuple[str, str]:
-    """What the file says before and after the figures, the marks included."""
+def read_between(path: Path, bench: str) -> str:
+    """What stands between the marks now. ConfigError if the file has none for ``bench``."""
+    return _parted(path, bench)[1].strip()
+
+
+def _parted(path: Path, bench: str) -> tuple[str, str, str]:
+    """What the file says before the figures, there and after them; the marks belong to the outer two."""
     begin, end = f"<!-- bench {bench} -->\n", "<!-- end -->"
     marks = f"a line {begin.strip()!r} and a line {end!r} say where the figures go"
     try:
@@ -38,7 +43,7 @@ def _parted(path: Path, bench: str) -> tuple[str, str]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
+    said, closed, after = rest.partition(end)
     if not found or not closed:
         raise ConfigError(f"{path} has no place for these figures: {marks}")
-    return f"{before}{begin}", f"{end}{after}"
+    return f"{before}{begin}", said, f"{end}{after}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from prorl_hpc.bench.document import check_place, write_between
+from prorl_hpc.bench.document import check_place, read_between, write_between
 from prorl_hpc.bench.everything import Everything
 
 HEAD = "all"
-PICTURES = {"scaling/plots/scaling.png": "scaling-nodes.png"}
-"""Of the folder of ``bench all`` → beside the page, for whoever shows them."""
+SCALING = "scaling"
+PICTURES = {"plots/scaling.png": "scaling-nodes.png"}
+"""Of a series → beside the page, for whoever shows them."""
 
 
 def check_page(path: Path, names: list[str]) -> None:
@@ -31,9 +32,11 @@ def write_page(path: Path, found: Everything, *, quick: bool) -> None:
         write_between(path, outcome.name, outcome.report.table())
 
 
-def copy_pictures(folder: Path, page: Path) -> list[Path]:
-    """Those that the benches have drawn; where they are now."""
-    drawn = [(folder / source, page.parent / name) for source, name in PICTURES.items() if (folder / source).is_file()]
+def copy_pictures(series: Path, page: Path, *, quick: bool) -> list[Path]:
+    """Those that ``bench scaling`` has drawn; where they are now. As with figures, a whole series goes before a ``quick`` one."""
+    if quick and read_between(page, SCALING):
+        return []
+    drawn = [(series / source, page.parent / name) for source, name in PICTURES.items() if (series / source).is_file()]
     for source, target in drawn:
         shutil.copyfile(source, target)
     return [target for _, target in drawn]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prorl_hpc.bench.everything import Bench
+from prorl_hpc.bench.everything_page import SCALING
 from prorl_hpc.slurm.private.base import missing
 
 NO_BENCHES = {"all", "report", "fit"}
@@ -37,6 +38,6 @@ def _quick(*parts: str) -> list[str]:
 def _scaling() -> tuple[list[str], list[str]]:
     """On namespaced nodes where they can be had, else as processes."""
     place = "--local" if missing("namespaced") else "--private"
-    words = ["out={folder}/scaling", place, "--simulate"]
+    words = [f"out={{folder}}/{SCALING}", place, "--simulate"]
     whole = ["nodes=1,2,4,8", "ablate=all", *words, f"nodes={_SIZES}"]
     return whole, ["nodes=1,8", "ablate=batch", "--quick", *words, f"nodes={_QUICK_SIZES}"]

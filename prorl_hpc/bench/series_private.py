@@ -36,8 +36,8 @@ def nodes_needed(series: Series) -> int:
     return 2 * most
 
 
-def run_in_private_cluster(series: Series, folder: Path, words: Sequence[str], say: Say) -> int:
-    """The exit code of the same command on the login node; the cluster is gone afterwards, whatever signals come. Raises
+def run_in_private_cluster(series: Series, folder: Path, words: Sequence[str], say: Say, *seen: Path) -> int:
+    """The exit code of the same command on the login node, which sees the directories ``seen``; the cluster is gone afterwards, whatever signals come. Raises
     ConfigError or RunError where there can be no such cluster."""
     nodes = nodes_needed(series)
     if reason := missing("namespaced"):
@@ -46,7 +46,7 @@ def run_in_private_cluster(series: Series, folder: Path, words: Sequence[str], s
     folder.mkdir(parents=True, exist_ok=True)
     with scratch_directory() as directory:
         say(f"a Slurm cluster of this machine's own with {nodes} nodes starts")
-        shared = {folder, prorl_home(), *user_conf_dirs(), *_recorded(series)}
+        shared = {folder, prorl_home(), *user_conf_dirs(), *_recorded(series), *(path.absolute() for path in seen)}
         with private_cluster(directory, *shared, cpu_nodes=nodes, gpu_nodes=0) as cluster:
             own = [word for word in words if not word.startswith("out=")]
             command = [sys.executable, "-m", "prorl_hpc", "bench", "scaling", *own, f"out={folder}", "--inside"]

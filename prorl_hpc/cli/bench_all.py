@@ -19,7 +19,7 @@ from rich.text import Text
 from prorl_hpc.bench import disk_errors
 from prorl_hpc.bench.disk_errors import given_path
 from prorl_hpc.bench.everything import Everything, run_all, summary
-from prorl_hpc.bench.everything_page import check_page, copy_pictures, write_page
+from prorl_hpc.bench.everything_page import SCALING, check_page, copy_pictures, write_page
 from prorl_hpc.bench.everything_plan import benches
 from prorl_hpc.bench.quoted_figures import quotes, refresh
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         found = run_all(plan, args.quick, folder, shlex.join(["prorl-hpc", "bench", "all", *argv]), say)
     if args.write:
         write_page(args.write, found, quick=args.quick)
-        for picture in copy_pictures(folder, args.write):
+        for picture in copy_pictures(folder / SCALING, args.write, quick=args.quick):
             say(f"{picture} is written")
         for quote in refresh(args.write):
             say(str(quote))

@@ -23,11 +23,13 @@ def main(argv: list[str]) -> int:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not there: name folders of `bench scaling`, or run directories")
     if len(folders) == 1 and (folders[0] / SERIES_FILE).exists():
-        from prorl_hpc.cli.bench_scaling import report, sayer, simulated_nodes
+        from prorl_hpc.cli.bench_scaling import check_write, report, sayer, simulated_nodes
 
-        return report(folders[0].absolute(), simulated_nodes(args.simulate), args.json, sayer())
-    if args.simulate is not None:
-        raise ConfigError("--simulate goes on with one series: name its folder alone")
+        check_write(args.write)
+        return report(folders[0].absolute(), simulated_nodes(args.simulate), args.json, sayer(), args.write)
+    for name in ("simulate", "write"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name} is for one series: name its folder alone")
     from prorl_hpc.bench.series_compare import compare
 
     found = compare(folders)
@@ -50,5 +52,11 @@ def _parser() -> argparse.ArgumentParser:
         "folders", nargs="+", type=given_path, metavar="DIR", help="of `bench scaling`, or a run directory"
     )
     parser.add_argument("--simulate", metavar="nodes=16,64,…", help="go on with the plot by simulation")
+    parser.add_argument(
+        "--write",
+        type=given_path,
+        metavar="FILE",
+        help="also write the table of one series into FILE (docs/benchmarks.md)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     return parser

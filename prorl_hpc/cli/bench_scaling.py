@@ -17,6 +17,8 @@ import msgspec
 from rich.console import Console
 
 from prorl_hpc.bench import disk_errors
+from prorl_hpc.bench.document import check_place, write_into
+from prorl_hpc.bench.everything_page import SCALING, copy_pictures
 from prorl_hpc.bench.parts import Say
 from prorl_hpc.bench.scaling import points_of, read_words, whole_numbers
 from prorl_hpc.bench.scaling_records import REPORT_FILE, SERIES_FILE, PointResult, Series
@@ -28,9 +30,12 @@ from prorl_hpc.cli.following import ignore_signals
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
 from prorl_hpc.messages.errors import ConfigError, ProrlError
 
+WRITE_HELP = "also write the table into FILE (docs/benchmarks.md), and the picture beside it"
+
 
 def main(argv: list[str]) -> int:
     args = _parser().parse_intermixed_args(argv)
+    check_write(args.write)
     simulate = simulated_nodes(args.simulate)
     series, folder, at_once = _series(args, argv)
     say = sayer()
@@ -44,10 +49,10 @@ def main(argv: list[str]) -> int:
             if series.place == "private" and not args.inside:
                 from prorl_hpc.bench.series_private import run_in_private_cluster
 
-                return run_in_private_cluster(series, folder, argv, say)
+                return run_in_private_cluster(series, folder, argv, say, *([args.write.parent] if args.write else []))
             with disk_errors.told(f"out={folder}"):
                 SeriesRun(folder, series, say, at_once=at_once, again=args.again).run()
-            code = report(folder, simulate, args.json, say)
+            code = report(folder, simulate, args.json, say, args.write)
             ignore_signals()  # all is written and told
             return code
     except (KeyboardInterrupt, SystemExit):
@@ -56,8 +61,14 @@ def main(argv: list[str]) -> int:
         raise
 
 
-def report(folder: Path, simulate: list[int], json: bool, say: Say) -> int:
-    """Write all that the folder's points give, and show the figures."""
+def check_write(page: Path | None) -> None:
+    """ConfigError for a page that has no place for the figures."""
+    if page is not None:
+        check_place(page, SCALING)
+
+
+def report(folder: Path, simulate: list[int], json: bool, say: Say, page: Path | None = None) -> int:
+    """Write all that the folder's points give, and show the figures. ``page``: they go there too, with the picture beside it."""
     from prorl_hpc.bench.scaling_report import write_report
     from prorl_hpc.bench.series_results import write_results
 
@@ -66,6 +77,10 @@ def report(folder: Path, simulate: list[int], json: bool, say: Say) -> int:
     with disk_errors.told(str(folder)):
         write_results(folder, results, say)
         found = write_report(folder, series, results, simulated, not_simulated=not_simulated)
+    if page is not None:
+        write_into(page, SCALING, found)
+        for picture in copy_pictures(folder, page, quick=False):
+            say(f"{picture} is written")
     if json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -152,5 +167,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--again", action="store_true", help="measure points once more that failed or ran out of time")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--write", type=disk_errors.given_path, metavar="FILE", help=WRITE_HELP)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -91,13 +91,24 @@ def test_quick_tables_stand_under_the_head_and_are_quoted_where_there_are_no_oth
 
 
 def test_pictures_that_were_drawn_go_beside_the_page(tmp_path: Path) -> None:
-    page, plots = tmp_path / "docs" / "benchmarks.md", tmp_path / "out" / "scaling" / "plots"
+    page, series = tmp_path / "docs" / "benchmarks.md", tmp_path / "out" / "scaling"
     page.parent.mkdir()
-    assert copy_pictures(tmp_path / "out", page) == []
+    page.write_text("<!-- bench scaling -->\n<!-- end -->\n")
+    assert copy_pictures(series, page, quick=True) == []
+    plots = series / "plots"
     plots.mkdir(parents=True)
     (plots / "scaling.png").write_bytes(b"drawn")
-    (copied,) = copy_pictures(tmp_path / "out", page)
+    (copied,) = copy_pictures(series, page, quick=True)
     assert copied.parent == page.parent and copied.read_bytes() == b"drawn"
+
+
+def test_the_picture_of_a_whole_series_is_not_replaced_by_a_quick_one(tmp_path: Path) -> None:
+    page, plots = tmp_path / "benchmarks.md", tmp_path / "scaling" / "plots"
+    page.write_text("<!-- bench scaling -->\n| rate at 1 node | 1 |\n<!-- end -->\n")
+    plots.mkdir(parents=True)
+    (plots / "scaling.png").write_bytes(b"drawn")
+    assert copy_pictures(tmp_path / "scaling", page, quick=True) == []
+    assert len(copy_pictures(tmp_path / "scaling", page, quick=False)) == 1
 
 
 def test_the_page_is_looked_at_before_anything_is_measured(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prorl_hpc.__main__ import main
-from prorl_hpc.bench.scaling import ENGINE, points_of, read_words
+from prorl_hpc.bench.scaling import ENGINE, QUICK_ROWS, points_of, read_words
 from prorl_hpc.bench.scaling_records import SERIES_FILE, LoadOrder, PointSpec, Series
 from prorl_hpc.bench.series_folder import only_here
 from prorl_hpc.bench.series_launch import LOAD_PROCESS, compose_points, last, last_of_each, point_words, with_load
@@ -172,12 +172,29 @@ def test_without_slurm_it_says_what_else_there_is(
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
 
 
-@pytest.mark.parametrize("words", [["fit", ""], ["report", ""], ["all", "--write", ""], ["tools", "--write", ""]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", ""],
+        ["report", ""],
+        ["all", "--write", ""],
+        ["tools", "--write", ""],
+        ["scaling", "--local", "--write", ""],
+    ],
+)
 def test_an_empty_path_is_not_this_directory(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["bench", *words])
     assert ended.value.code == 2
     assert "it is empty: name a path" in capsys.readouterr().err
+
+
+def test_the_page_is_looked_at_before_anything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("# Benchmarks\n")
+    assert main(["bench", "scaling", "--local", "nodes=1", f"out={tmp_path / 'series'}", "--write", str(page)]) == 2
+    assert "<!-- bench scaling -->" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["benchmarks.md"]
 
 
 def test_an_empty_folder_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,6 +204,6 @@ def test_an_empty_folder_name_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_quick_points_of_one_machine_have_few_rollouts() -> None:
     asked = read_words(["nodes=1,2"])
-    assert [point.load.rollouts for point in points_of(asked, "private", quick=True)] == [48, 96]
+    assert [point.load.rollouts for point in points_of(asked, "private", quick=True)] == [QUICK_ROWS, 2 * QUICK_ROWS]
     assert [point.load.rollouts for point in points_of(asked, "local")] == [128, 128]
     assert points_of(asked, "slurm", quick=True) == points_of(asked, "slurm")

@@ -213,6 +213,20 @@ def test_a_result_that_cannot_be_read_is_told_and_can_be_measured_again(
     assert "--again" in said[0]
 
 
+def test_a_report_is_written_into_the_page_of_benchmarks(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("before\n<!-- bench scaling -->\nstale\n<!-- end -->\nafter\n")
+    main(["bench", "report", str(folder), "--write", str(page)])
+    text = page.read_text()
+    assert "| rate at 1 node |" in text and "stale" not in text
+    assert text.startswith("before\n") and text.endswith("after\n")
+    assert (tmp_path / "scaling-nodes.png").is_file()
+    assert main(["bench", "report", str(folder), str(folder), "--write", str(page)]) == 2
+    assert "--write is for one series" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [b"", bytes(range(256)), b"\0\n", b"/no/such/run\n"])
 def test_a_note_that_names_no_run_is_told_and_the_point_started_anew(content: bytes, folder: Path) -> None:
     point_file(folder, "nodes-1").unlink()

@@ -92,7 +92,10 @@ def test_ctrl_c_stops_the_run_in_order_and_nothing_stays(tmp_path: Path) -> None
     assert not directory.exists() and not left_of(directory)
 
     # it goes on; once it has told where the report is, Ctrl-C changes nothing any more, and the cluster is taken down
-    with subprocess.Popen(bench(f"out={folder}"), stdout=subprocess.PIPE, text=True) as going_on:
+    page = tmp_path / "page" / "benchmarks.md"
+    page.parent.mkdir()
+    page.write_text("<!-- bench scaling -->\n<!-- end -->\n")
+    with subprocess.Popen(bench(f"out={folder}", "--write", str(page)), stdout=subprocess.PIPE, text=True) as going_on:
         wait_for(note)
         directory = cluster_of(going_on.pid)
         assert going_on.stdout is not None
@@ -104,4 +107,5 @@ def test_ctrl_c_stops_the_run_in_order_and_nothing_stays(tmp_path: Path) -> None
             time.sleep(0.1)
     assert going_on.returncode in (0, 1)
     assert (folder / RESULTS_FILE).exists()
+    assert "| rate at 1 node |" in page.read_text()  # nodes see where it is, too
     assert not directory.exists() and not left_of(directory)

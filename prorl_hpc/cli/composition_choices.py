@@ -1,5 +1,5 @@
 """Choices of groups (``latency=mine``): what Hydra reads as no name is refused, for it breaks over it; and what is told of
-a group that has none."""
+those that there are."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from prorl_hpc.messages.errors import ConfigError
 
 
 def groups(own_dir: Path | None = None) -> list[str]:
-    """Names of the groups of our directory and the user's, and of those of ours that have no choice yet. ``own_dir``: that
-    of ``--config-dir``."""
-    found = {path.name for root in roots(own_dir) for path in root.iterdir() if path.is_dir()}
-    return sorted(found | _defaults().keys())
+    """Names of the groups of our directory and the user's. ``own_dir``: that of ``--config-dir``."""
+    return sorted({path.name for root in roots(own_dir) for path in root.iterdir() if path.is_dir()})
 
 
 @cache
@@ -75,8 +73,7 @@ def _kind(value: Any) -> str:
 
 def choices_of(group: str, own_dir: Path | None = None) -> str:
     """Behind "chosen by name": ``: local, slurm``."""
-    names = sorted({path.stem for root in roots(own_dir) for path in (root / group).glob("*.yaml")})
-    return f": {', '.join(names)}" if names else f" (there is none yet: {how_to_make(group)})"
+    return f": {', '.join(sorted({path.stem for root in roots(own_dir) for path in (root / group).glob('*.yaml')}))}"
 
 
 def how_to_make(group: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from prorl_hpc.cli.composition_choices import choices_of, groups, how_to_make
+from prorl_hpc.cli.composition_choices import groups, how_to_make
 from prorl_hpc.cli.composition_files import file_at_fault, file_problems
 from prorl_hpc.config.schema import PolicyConfig, ProrlConfig
 
@@ -122,8 +122,6 @@ def _explain_choice(error: MissingConfigException) -> str:
 
 def _explain_key(key: str) -> str:
     """An unknown setting, with the nearest known ones."""
-    if key in groups():  # Hydra takes a group without any choice for a setting
-        return f"there is no setting {key}: it is a group, chosen by name{choices_of(key)}"
     parent = key.rpartition(".")[0]
     known = list(setting_names(ProrlConfig()))
     if key.startswith("policies."):

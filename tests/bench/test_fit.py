@@ -251,3 +251,13 @@ def test_a_fit_says_its_numbers() -> None:
     found = LatencyFit({"token_s": 0.02, "fitted": "x"}, "x", 400, 100, 0.081, 0.305, -0.02)
     assert "each token 0.02 s" in found.text()
     assert "within 8.1%" in found.text() and "30.5%" in found.text() and "-2.0%" in found.text()
+
+
+def test_the_latency_models_that_are_shipped_say_where_they_are_from() -> None:
+    shipped = sorted((conf_dir() / "latency").glob("*.yaml"))
+    assert shipped
+    for path in shipped:
+        engine = compose([f"latency={path.stem}"]).engine
+        settings = script_settings(engine.script)
+        assert engine.kind == "scripted" and settings.fitted and settings.token_s > 0 and settings.cache_tokens > 0
+        assert "were held out: half of them are predicted within" in path.read_text()

@@ -37,8 +37,8 @@ def nodes_needed(series: Series) -> int:
 
 
 def run_in_private_cluster(series: Series, folder: Path, words: Sequence[str], say: Say, *seen: Path) -> int:
-    """The exit code of the same command on the login node, which sees the directories ``seen``; the cluster is gone afterwards, whatever signals come. Raises
-    ConfigError or RunError where there can be no such cluster."""
+    """The exit code of the same command on the login node, which sees the directories ``seen``; the cluster is gone
+    afterwards, whatever signals come. Raises ConfigError or RunError where there can be no such cluster."""
     nodes = nodes_needed(series)
     if reason := missing("namespaced"):
         raise RunError(f"--private: no Slurm cluster of this machine's own: {reason}. --local needs none")

@@ -30,8 +30,6 @@ from prorl_hpc.cli.following import ignore_signals
 from prorl_hpc.config.run_directory import RunDirectory, RunDirectoryError
 from prorl_hpc.messages.errors import ConfigError, ProrlError
 
-WRITE_HELP = "also write the table into FILE (docs/benchmarks.md), and the picture beside it"
-
 
 def main(argv: list[str]) -> int:
     args = _parser().parse_intermixed_args(argv)
@@ -167,6 +165,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--again", action="store_true", help="measure points once more that failed or ran out of time")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--write", type=disk_errors.given_path, metavar="FILE", help=WRITE_HELP)
+    parser.add_argument(
+        "--write",
+        type=disk_errors.given_path,
+        metavar="FILE",
+        help="also write the table into FILE (docs/benchmarks.md), and the picture beside it",
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -66,7 +66,8 @@ class Variant:
 @dataclass(frozen=True)
 class Ablation:
     """``load`` and ``quick_load`` are for one node; rollouts and groups grow with the nodes. ``measures`` compare the first
-    variant with each other one, ``own`` tell of each by itself. ``set_up``: what was run, in words for the report.
+    variant with each other one, ``own`` tell of each by itself. ``engine``: Hydra's words for it, where the series chooses
+    none. ``set_up``: what was run, in words for the report.
     ``differs``: how the set-up differs from the paper's."""
 
     name: str
@@ -80,6 +81,7 @@ class Ablation:
     differs: str
     own: tuple[Measure, ...] = ()
     time_minutes: int = 15
+    engine: tuple[str, ...] = ("engine=scripted",)
 
     def order(self, variant: Variant, nodes: int, quick: bool) -> LoadOrder:
         load = self.quick_load if quick else self.load

@@ -245,27 +245,20 @@ SHELL = Ablation(
 )
 
 
-_SCRIPTED_CACHE = "scripted with a prefix cache, since vLLM is not installed here"
-
-
 def balancing(*, real: bool) -> Ablation:
-    """With vLLM and a real model where it is installed, else with the scripted engine's prefix cache; the point says which
-    answered."""
-    engine = (
-        ("engine=vllm", "model=smollm2", "engine.threads=1", "engine.kv_cache_mib=1024")
-        if real
-        else (
-            "engine=scripted",
-            *_ENGINE,
-            "++engine.script.first_token_s_per_1k=0.5",
-            "++engine.script.cache_tokens=60000",
-        )
-    )
+    """With vLLM and a real model where it is installed, else with the scripted engine's prefix cache, unless the series chooses
+    an engine; the point says which answered."""
     return Ablation(
         name="balancing",
         question="What does it bring that a rollout stays with the least loaded LLM server?",
+        engine=("engine=vllm", "model=smollm2", "engine.threads=1", "engine.kv_cache_mib=1024")
+        if real
+        else ("engine=scripted",),
         overrides=(
             "bench=swe-like",
+            *_ENGINE,
+            "++engine.script.first_token_s_per_1k=0.5",
+            "++engine.script.cache_tokens=60000",
             *_slots(4, 4, 8, 8),
             "engine.servers_per_node=2",
             "engine.record_requests=true",
@@ -281,9 +274,9 @@ def balancing(*, real: bool) -> Ablation:
         load=LoadOrder(rollouts=32),
         quick_load=LoadOrder(rollouts=16),
         variants=(
-            Variant("sticky", "least in flight, sticky", (*engine, "rollout.balancing=least_in_flight")),
-            Variant("per-task", "round-robin per rollout", (*engine, "rollout.balancing=round_robin")),
-            Variant("per-request", "round-robin per request", (*engine, "rollout.balancing=round_robin_per_request")),
+            Variant("sticky", "least in flight, sticky", ("rollout.balancing=least_in_flight",)),
+            Variant("per-task", "round-robin per rollout", ("rollout.balancing=round_robin",)),
+            Variant("per-request", "round-robin per request", ("rollout.balancing=round_robin_per_request",)),
         ),
         measures=(
             Measure(
@@ -307,9 +300,9 @@ def balancing(*, real: bool) -> Ablation:
                 absent="the engine does not count them",
             ),
         ),
-        set_up=f"two servers, {'vLLM with SmolLM2-135M, since vLLM is installed here' if real else _SCRIPTED_CACHE}; rollouts of 4 "
-        "to 8 turns",
-        differs="14B on 8 GPUs in the paper, and what it balanced without is not told; here 135M on CPU cores",
+        set_up="two servers, vLLM with SmolLM2-135M or, without vLLM, scripted with a prefix cache, unless the command chose an "
+        "engine; rollouts of 4 to 8 turns",
+        differs="14B on 8 GPUs in the paper, and what it balanced without is not told; here the engine of the points",
     )
 
 

@@ -14,6 +14,7 @@ from prorl_hpc.bench.ablation_table import ABLATIONS
 from prorl_hpc.bench.figures import Figure
 from prorl_hpc.bench.scaling_figures import cautions
 from prorl_hpc.bench.scaling_records import PointFigures, PointResult, PointSpec, PointState
+from prorl_hpc.bench.scaling_settings import WHOLE_TURNS
 from prorl_hpc.bench.series_launch import last, last_of_each
 from prorl_hpc.messages.errors import ConfigError
 
@@ -34,7 +35,7 @@ def ablation_points(
     names: Sequence[str], nodes: int, base: Sequence[str] = (), *, quick: bool = False
 ) -> list[PointSpec]:
     """The points of the ablations ``names`` at ``nodes``, ours first in each. ``base``: Hydra's words that hold for the
-    whole series, over the ablation's own of workload and sizes, but not over its switch. ``quick``: fewer rollouts, so that
+    whole series, over the ablation's own of workload, sizes and engine, but not over its switch. ``quick``: fewer rollouts, so that
     a ratio tells less. ConfigError for an unknown name."""
     return [
         _point(ablation, variant, nodes, base, quick) for ablation in chosen(names) for variant in ablation.variants
@@ -42,7 +43,7 @@ def ablation_points(
 
 
 def _point(ablation: Ablation, variant: Variant, nodes: int, base: Sequence[str], quick: bool) -> PointSpec:
-    words = last_of_each([*ablation.overrides, *base, *variant.overrides])
+    words = last_of_each([*_own_words(ablation, base), *base, *variant.overrides])
     if last(words, "engine") != "scripted":
         words = [word for word in words if not word.lstrip("+").startswith("engine.script.")]
     return PointSpec(
@@ -54,6 +55,22 @@ def _point(ablation: Ablation, variant: Variant, nodes: int, base: Sequence[str]
         variant=variant.name,
         time_minutes=ablation.time_minutes,
     )
+
+
+def _own_words(ablation: Ablation, base: Sequence[str]) -> list[str]:
+    """The ablation's, without those of the engine and its times that give way to what ``base`` chooses."""
+    latency = last(base, "latency")
+    if last(base, "engine") or last(base, "engine.kind"):
+        engine: tuple[str, ...] = ()
+    else:
+        engine = ("engine=scripted",) if latency else ablation.engine
+    return [*(word for word in ablation.overrides if not (latency and _is_time(word))), *engine]
+
+
+def _is_time(word: str) -> bool:
+    """Of the scripted engine: what a latency model says."""
+    name = word.lstrip("+")
+    return name.startswith("engine.script.") and name != WHOLE_TURNS
 
 
 def ablation_figures(results: Sequence[PointResult]) -> list[Figure]:
@@ -96,7 +113,7 @@ def _gain(
         return Figure.not_taken(name, unit, other.words, wanted, f"{values[0]:g} and {values[1]:g} have no ratio")
     detail = (
         f"{ours.words} {measure.words(values[0])}, {other.words} {measure.words(values[1])}"
-        f"{'' if gain or not measure.points else ', no difference'}. {ablation.set_up}."
+        f"{'' if gain or not measure.points else ', no difference'}. {ablation.set_up}. Engine: {found[ours.name].engine}."
         + (f" The paper: {measure.paper}" if measure.paper and measure.against in ("", other.name) else "")
     )
     for variant in (ours, other):

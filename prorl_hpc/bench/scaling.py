@@ -113,7 +113,7 @@ def points_of(asked: Asked, place: str, *, quick: bool = False) -> list[PointSpe
     if asked.ablate:
         from prorl_hpc.bench.ablations import ablation_points
 
-        points += ablation_points(asked.ablate, min(asked.nodes, default=1), base, quick=quick)
+        points += ablation_points(asked.ablate, min(asked.nodes, default=1), asked.overrides, quick=quick)
     return points
 
 

@@ -14,6 +14,7 @@ from prorl_hpc.bench.freed_engines import freed_s
 from prorl_hpc.bench.scaling_records import BatchNote, GaugeSample, LoadRecord, PointResult, PointState
 from prorl_hpc.bench.series_launch import point_words
 from prorl_hpc.cli.composition import compose_all
+from prorl_hpc.config.store import compose
 from prorl_hpc.messages.batch import Refill
 from prorl_hpc.messages.errors import ConfigError
 from tests.bench.scaling_points import done, failed
@@ -60,7 +61,7 @@ def test_without_vllm_balancing_is_measured_with_a_scripted_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ABLATIONS, "balancing", balancing(real=False))
-    point = ablation_points(["balancing"], 1, ["engine=scripted"])[0]
+    point = ablation_points(["balancing"], 1)[0]
     (composed,) = compose_all(point_words(point, "local", tmp_path))
     assert (composed.config.engine.kind, composed.config.engine.script["cache_tokens"]) == ("scripted", 60000)
 
@@ -94,6 +95,22 @@ def test_another_engine_gets_no_script() -> None:
     words = ablation_points(["pools"], 1, ["engine=vllm"])[0].overrides
     assert not [word for word in words if "engine.script" in word]
     assert [word for word in ablation_points(["pools"], 1, ["engine=scripted"])[0].overrides if "engine.script" in word]
+
+
+def test_an_engine_that_the_series_chooses_holds_for_every_ablation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ABLATIONS, "balancing", balancing(real=True))
+    words = ablation_points(["balancing"], 1, ["engine=vllm", "model=path", "model.path=/a/model"])[1].overrides
+    assert "model=path" in words and not {"model=smollm2", "engine.threads=1"} & set(words)
+    assert "model=smollm2" in ablation_points(["balancing"], 1)[1].overrides
+    shipped = compose(["latency=smollm2-2cores"]).engine.script
+    for point in ablation_points(["all"], 1, ["latency=smollm2-2cores"]):
+        (composed,) = compose_all(point_words(point, "local", tmp_path))
+        script = composed.config.engine.script
+        assert composed.config.engine.kind == "scripted"
+        assert {name: script[name] for name in shipped} == shipped
+        assert script["reply_min_tokens"] == 1_000_000
 
 
 def test_a_wrong_name_is_told_with_the_nearest() -> None:

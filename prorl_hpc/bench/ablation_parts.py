@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ class Measure:
 
     ``of`` gives None where the point has none; then ``absent`` says why. ``less``: less is better. ``points``: the gain is
     a difference (of percents), not a ratio. ``goal`` of the gain, against the variant ``against`` (empty: each); ``strictly``: must be
-    more. ``paper``: the seed's figure.
+    more. ``paper``: the seed's figure. ``samples``: what ``of`` is the mean of. ``rate``: ``of`` is the steady rate.
     """
 
     name: str
@@ -33,6 +33,13 @@ class Measure:
     against: str = ""
     paper: str = ""
     absent: str = "the run has no such figure"
+    samples: Callable[[PointFigures], Sequence[float]] = lambda figures: ()
+    rate: bool = False
+
+    def spread(self, figures: PointFigures) -> str:
+        """Of what the value is the mean; empty where it is none."""
+        values = self.samples(figures)
+        return f" (mean of {len(values)}: {min(values):.3g} to {max(values):.3g})" if values else ""
 
     def words(self, value: float) -> str:
         """With the unit."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from prorl_hpc.bench.ablation_parts import Ablation, Measure, Variant
 from prorl_hpc.bench.ablation_table import ABLATIONS
 from prorl_hpc.bench.figures import Figure
-from prorl_hpc.bench.scaling_figures import cautions
+from prorl_hpc.bench.scaling_figures import cautions, disturbances
 from prorl_hpc.bench.scaling_records import PointFigures, PointResult, PointSpec, PointState
 from prorl_hpc.bench.scaling_settings import WHOLE_TURNS
 from prorl_hpc.bench.series_launch import last, last_of_each
@@ -35,11 +35,23 @@ def ablation_points(
     names: Sequence[str], nodes: int, base: Sequence[str] = (), *, quick: bool = False
 ) -> list[PointSpec]:
     """The points of the ablations ``names`` at ``nodes``, ours first in each. ``base``: Hydra's words that hold for the
-    whole series, over the ablation's own of workload, sizes and engine, but not over its switch. ``quick``: fewer rollouts, so that
-    a ratio tells less. ConfigError for an unknown name."""
-    return [
-        _point(ablation, variant, nodes, base, quick) for ablation in chosen(names) for variant in ablation.variants
-    ]
+    whole series, over the ablation's own of workload, sizes and engine. ``quick``: fewer rollouts, so that
+    a ratio tells less. ConfigError for an unknown name, and for a word that sets what an ablation switches."""
+    ablations = chosen(names)
+    for ablation in ablations:
+        _check_switch(ablation, base)
+    return [_point(ablation, variant, nodes, base, quick) for ablation in ablations for variant in ablation.variants]
+
+
+def _check_switch(ablation: Ablation, base: Sequence[str]) -> None:
+    """Raises ConfigError for a word of ``base`` that sets what the ablation switches."""
+    switched = {word.partition("=")[0] for variant in ablation.variants for word in variant.overrides}
+    for word in base:
+        if word.partition("=")[0].lstrip("+") in switched:
+            raise ConfigError(
+                f"{word}: ablate={ablation.name} measures the values of this setting against each other: leave it out, or leave "
+                f"{ablation.name} out of ablate="
+            )
 
 
 def _point(ablation: Ablation, variant: Variant, nodes: int, base: Sequence[str], quick: bool) -> PointSpec:
@@ -112,16 +124,21 @@ def _gain(
     if gain is None:
         return Figure.not_taken(name, unit, other.words, wanted, f"{values[0]:g} and {values[1]:g} have no ratio")
     detail = (
-        f"{ours.words} {measure.words(values[0])}, {other.words} {measure.words(values[1])}"
+        f"{_told(measure, found[ours.name], ours, values[0])}, {_told(measure, found[other.name], other, values[1])}"
         f"{'' if gain or not measure.points else ', no difference'}. {ablation.set_up}. Engine: {found[ours.name].engine}."
         + (f" The paper: {measure.paper}" if measure.paper and measure.against in ("", other.name) else "")
     )
     for variant in (ours, other):
-        detail += "".join(f" Mind {variant.words}: {words}." for words in cautions(found[variant.name]))
+        of_point = cautions if measure.rate else disturbances
+        detail += "".join(f" Mind {variant.words}: {words}." for words in of_point(found[variant.name]))
     if goal is None:
         return Figure.told(name, gain, unit, other.words, detail)
     judged = Figure.above if measure.strictly else Figure.at_least
     return judged(name, gain, goal, unit, other.words, detail)
+
+
+def _told(measure: Measure, result: PointResult, variant: Variant, value: float) -> str:
+    return f"{variant.words} {measure.words(value)}{measure.spread(result.figures) if result.figures else ''}"
 
 
 def _own(ablation: Ablation, measure: Measure, found: dict[str, PointResult], variant: Variant, where: str) -> Figure:

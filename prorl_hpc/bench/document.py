@@ -41,7 +41,8 @@ def _parted(path: Path, bench: str) -> tuple[str, str, str]:
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path} to write into: make it first; {marks}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigError(f"{path} cannot be read ({why}): name a text file in which {marks}") from error
     before, found, rest = text.partition(begin)
     said, closed, after = rest.partition(end)
     if not found or not closed:

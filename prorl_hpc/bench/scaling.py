@@ -164,7 +164,10 @@ def rollouts_per_node(config: ProrlConfig) -> int:
 
 def whole_numbers(name: str, value: str) -> list[int]:
     """``1,2,4,8`` in rising order. Raises ConfigError."""
-    numbers = [_whole(name, word, 1) for word in value.split(",")]
+    words = value.split(",")
+    if "" in words:
+        raise ConfigError(f"{name}={value}: expected whole numbers with a comma between them, such as {name}=1,2,4,8")
+    numbers = [_whole(name, word, 1) for word in words]
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"{name}={value}: a number stands there twice")
     if max(numbers) > MOST_NODES:

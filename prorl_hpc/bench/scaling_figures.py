@@ -74,9 +74,9 @@ def cautions(result: PointResult) -> list[str]:
     error = steady_error(result)
     if error is None or error <= LARGE_ERROR or result.spec.load.batches:
         return disturbances(result)
-    more = "order more (rollouts=)" if result.spec.series == NODES else "without --quick an ablation has more of them"
+    more = ": order more (rollouts=)" if result.spec.series == NODES else ""
     return [
-        f"its rate is known to {spread(error)} only (standard error), too few rollouts: {more}",
+        f"its rate is known to {spread(error)} only (standard error), too few rollouts{more}",
         *disturbances(result),
     ]
 

@@ -103,7 +103,7 @@ def _draw_rates(
         rates = [(point.spec.nodes, steady(point)) for point in points]
         axes.plot(*_xy(rates), "o-", color=MEASURED, label="measured")
         _draw_errors(axes, rates, [steady_error(point) for point in points])
-        _draw_simulated(axes, simulated, lambda point: point.per_s, rates)
+        _draw_simulated(axes, simulated, lambda point: point.per_s)
     if sizes[-1] > _LINEAR_UP_TO and base is not None:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=_log_ticks(axes)))
@@ -124,7 +124,7 @@ def _draw_efficiency(axes: Axes, points: Sequence[PointResult], simulated: Simul
     if base is not None:
         axes.plot(*_xy(known), "o-", color=MEASURED, label="measured")
         _draw_errors(axes, known, [efficiency_error(point, base) for point in points])
-        _draw_simulated(axes, simulated, lambda point: point.efficiency, known)
+        _draw_simulated(axes, simulated, lambda point: point.efficiency)
     least, most = axes.get_xlim()
     if paper := [(nodes, share) for nodes, share in PAPER_EFFICIENCY.items() if least <= nodes <= most]:
         axes.plot(
@@ -162,14 +162,9 @@ def _draw_errors(axes: Axes, points: Sequence[tuple[int, float | None]], errors:
         axes.errorbar(x, y, yerr=off, fmt="none", ecolor=MEASURED, elinewidth=1, capsize=3)
 
 
-def _draw_simulated(
-    axes: Axes,
-    simulated: SimulatedSeries | None,
-    of: Callable[[SimulatedPoint], float],
-    measured: Sequence[tuple[int, float | None]],
-) -> None:
-    """Apart from what was measured: hollow, dashed, another colour; and named for what it is. A thin line leads there from
-    the last that was measured."""
+def _draw_simulated(axes: Axes, simulated: SimulatedSeries | None, of: Callable[[SimulatedPoint], float]) -> None:
+    """Apart from what was measured: hollow, dotted, another colour; and named for what it is. No line joins the two: they
+    have other numbers of rollouts, and each its own base."""
     points = _continued(simulated)
     if simulated is None or not points:
         return
@@ -177,9 +172,6 @@ def _draw_simulated(
     known = [(point.nodes, of(point)) for point in points]
     color = SIMULATED if simulated.valid else BAD
     axes.plot(*_xy(known), "D:", color=color, markerfacecolor="none", label=label)
-    last = next(((nodes, value) for nodes, value in reversed(measured) if value is not None), None)
-    if last and (onward := [pair for pair in known if pair[0] > last[0]]):
-        axes.plot(*_xy([last, onward[0]]), ":", color=color, linewidth=0.8, label="_joined")
 
 
 def _mark_failed(axes: Axes, points: Sequence[PointResult]) -> None:

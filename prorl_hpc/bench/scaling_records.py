@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from prorl_hpc.bench.figures import Machine
 from prorl_hpc.messages.batch import Refill, WhenFull
 from prorl_hpc.messages.codec import read_json
 from prorl_hpc.messages.errors import RunError
@@ -168,11 +169,12 @@ class PointResult(msgspec.Struct, frozen=True):
 
 class Series(msgspec.Struct, frozen=True):
     """``command``: the words that asked for it. ``place``: local, slurm, or private (a Slurm cluster of its own on this
-    machine)."""
+    machine). ``machine``: this one, before the first point."""
 
     command: list[str]
     place: str
     points: list[PointSpec]
+    machine: Machine | None = None
 
 
 def point_file(folder: Path, name: str) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from prorl_hpc.bench.ablations import ablation_figures
-from prorl_hpc.bench.figures import Machine, Report
+from prorl_hpc.bench.figures import Figure, Machine, Report
 from prorl_hpc.bench.scaling_figures import (
     base_of,
     cautions,
@@ -36,6 +36,7 @@ from prorl_hpc.bench.scaling_tables import (
     times_table,
     use_table,
 )
+from prorl_hpc.messages.codec import read_json
 
 PLOTS = "plots"
 _PLACES = {
@@ -80,13 +81,29 @@ def write_report(
     as not measured, and why a simulation that was asked for could not be made (``not_simulated``). May be called again at
     any time."""
     figures = [*series_figures(series.points, results, simulated, not_simulated), *ablation_figures(results)]
-    report = Report.of(Machine.here(), figures)
+    report = _report(series, results, figures)
     drawn = draw_plots(folder / PLOTS, results, simulated)
     text = "\n\n".join(_sections(series, results, simulated or not_simulated, report, drawn))
     _write(folder / REPORT_FILE, (text + "\n").encode())
     summary = Summary(report, series, list(results), simulated)
     _write(folder / SUMMARY_FILE, msgspec.json.format(msgspec.json.encode(summary), indent=1))
     return report
+
+
+def _report(series: Series, results: Sequence[PointResult], figures: Sequence[Figure]) -> Report:
+    """As of when the series began, and with the code that its points ran."""
+    written = Report.of(series.machine or Machine.here(), figures)
+    began = next((result.date for result in results if result.date), written.date)
+    return msgspec.structs.replace(written, commit=", ".join(commits(results)) or written.commit, date=began)
+
+
+def simulated_before(folder: Path, results: Sequence[PointResult]) -> SimulatedSeries | None:
+    """What the report of before has, if it was simulated from the same points."""
+    try:
+        summary = read_json(folder / SUMMARY_FILE, Summary)
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError):  # damaged: it is written anew
+        return None
+    return summary.simulated if summary is not None and of_nodes(summary.results) == of_nodes(results) else None
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -123,7 +140,7 @@ def _sections(
         yield f"## Times\n\n{times}{plots('waits', 'batches')}"
     if beside := [table for make in _BESIDE if (table := make(results))]:
         yield "\n\n".join(["## Beside the seed's published figures", *beside, differences()])
-    yield f"## Figures\n\nReport written on: {report.markdown()}"
+    yield f"## Figures\n\n{'Ordered from' if series.place == 'slurm' else 'Measured on'}: {report.markdown()}"
     yield f"## How it is measured\n\n{_METHOD}"
 
 

@@ -228,12 +228,13 @@ def _conclusion(points: Sequence[SimulatedPoint], coordinator: Coordinator, per_
     limit = ""
     if coordinator.rollout_s > 0:
         most = coordinator.most_nodes(per_node)
-        limit = f"one coordinator can serve {most:,.0f} nodes of this workload, {most * per_node:.4g} rollouts/s"
+        limit = f"one coordinator can serve {most:,.0f} nodes of this workload beside their heartbeats, {most * per_node:.4g} rollouts/s"
     low = next((point for point in points if point.efficiency < EFFICIENCY_GOAL), None)
     if low is None:
         return f"{text}; the first part to saturate would be the coordinator: {limit}." if limit else f"{text}."
     if low.coordinator_busy >= _SATURATED:
-        return f"{text}: the coordinator saturates. At {low.nodes:,} nodes efficiency is {low.efficiency:.3f}; {limit}."
+        first = "" if low is last else f", {low.efficiency:.3f} at {low.nodes:,}"
+        return f"{text}{first}: the coordinator saturates; {limit}."
     fullest = max(low.utilisation, key=lambda name: low.utilisation[name])
     return (
         f"{text}: below {EFFICIENCY_GOAL:g} from {low.nodes:,} nodes on, where {fullest} is fullest "

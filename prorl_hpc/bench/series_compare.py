@@ -121,9 +121,9 @@ class SideBySide(msgspec.Struct, frozen=True):
 def compare(paths: Sequence[Path]) -> SideBySide:
     """Raises ConfigError for fewer than two, for what is neither a series nor a run, and if there is nothing that two
     sides have in common."""
-    if len(paths) < 2:
-        raise ConfigError("give two or more folders of series, or run directories, to compare")
     sides = [_side(path, label) for path, label in zip(paths, _labels(paths), strict=True)]
+    if len(sides) < 2:
+        raise ConfigError("give two or more folders of series, or run directories, to compare")
     names = list(dict.fromkeys(point.name for side in sides for point in side.points))
     lines = [line for name in names for line in _lines(name, sides)]
     if not lines:

@@ -21,7 +21,8 @@ def main(argv: list[str]) -> int:
     folders = [path.expanduser() for path in args.folders]
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is not there: name folders of `bench scaling`, or run directories")
+            what = "is no folder" if folder.exists() else "is not there"
+            raise ConfigError(f"{folder} {what}: name folders of `bench scaling`, or run directories")
     if len(folders) == 1 and (folders[0] / SERIES_FILE).exists():
         from prorl_hpc.cli.bench_scaling import check_write, report, sayer, simulated_nodes
 
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "--write",
         type=given_path,
         metavar="FILE",
-        help="also write the table of one series into FILE (docs/benchmarks.md)",
+        help="also write the table of one series into FILE (docs/benchmarks.md), and the picture beside it",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     return parser

@@ -19,6 +19,7 @@ from rich.console import Console
 from prorl_hpc.bench import disk_errors
 from prorl_hpc.bench.document import check_place, write_into
 from prorl_hpc.bench.everything_page import SCALING, copy_pictures
+from prorl_hpc.bench.figures import Machine
 from prorl_hpc.bench.parts import Say
 from prorl_hpc.bench.scaling import points_of, read_words, whole_numbers
 from prorl_hpc.bench.scaling_records import REPORT_FILE, SERIES_FILE, PointResult, Series
@@ -66,12 +67,14 @@ def check_write(page: Path | None) -> None:
 
 
 def report(folder: Path, simulate: list[int], json: bool, say: Say, page: Path | None = None) -> int:
-    """Write all that the folder's points give, and show the figures. ``page``: they go there too, with the picture beside it."""
-    from prorl_hpc.bench.scaling_report import write_report
+    """Write all that the folder's points give, and show the figures. What was simulated from the same points stays, and what
+    their coordinator costs is not measured again. ``page``: the figures go there too, with the picture beside it."""
+    from prorl_hpc.bench.scaling_report import simulated_before, write_report
     from prorl_hpc.bench.series_results import write_results
 
     series, results = read_series(folder)
-    simulated, not_simulated = _simulated(results, simulate, say)
+    before = simulated_before(folder, results)
+    simulated, not_simulated = _simulated(results, simulate, before, say) if simulate else (before, "")
     with disk_errors.told(str(folder)):
         write_results(folder, results, say)
         found = write_report(folder, series, results, simulated, not_simulated=not_simulated)
@@ -87,15 +90,17 @@ def report(folder: Path, simulate: list[int], json: bool, say: Say, page: Path |
     return 0 if found.all_hold else 1
 
 
-def _simulated(results: list[PointResult], nodes: list[int], say: Say) -> tuple[SimulatedSeries | None, str]:
+def _simulated(
+    results: list[PointResult], nodes: list[int], before: SimulatedSeries | None, say: Say
+) -> tuple[SimulatedSeries | None, str]:
     """And why there is none, though it was asked for: a series that it cannot be made from still has its report."""
-    if not nodes:
-        return None, ""
     from prorl_hpc.bench.coordinator_cost import saturated_coordinator
     from prorl_hpc.bench.scaling_recorded import Recorded
     from prorl_hpc.bench.scaling_simulation import simulate_series
 
     def cost(point: Recorded) -> Coordinator:
+        if before is not None:
+            return before.coordinator
         heartbeat_s = RunDirectory(point.result.run_dir).load_config().rollout.heartbeat_s
         return saturated_coordinator(point.tokens, heartbeat_s, say)
 
@@ -125,7 +130,8 @@ def _series(args: argparse.Namespace, argv: list[str]) -> tuple[Series, Path, in
     if place != "slurm" and chosen:
         raise ConfigError(f"{chosen[0]} and --{place} name two places: leave one of them out")
     command = ["prorl-hpc", "bench", "scaling", *(word for word in argv if word != "--inside")]
-    return Series(command, place, points_of(asked, place, quick=args.quick)), folder, asked.at_once
+    series = Series(command, place, points_of(asked, place, quick=args.quick), Machine.here())
+    return series, folder, asked.at_once
 
 
 def simulated_nodes(words: str | None) -> list[int]:

@@ -84,11 +84,13 @@ def test_quick_is_less() -> None:
     assert all((q.load.rollouts, q.load.batches) < (p.load.rollouts, p.load.batches) for p, q in pairs)
 
 
-def test_what_the_series_says_holds_over_the_workload_but_not_over_the_switch() -> None:
-    stages, coupled = ablation_points(["pools"], 1, ["rollout.run_slots=2", "rollout.coupled=false"])
-    assert "rollout.run_slots=2" in stages.overrides
+def test_what_the_series_says_holds_over_the_workload_but_the_switch_is_the_ablations() -> None:
+    stages, coupled = ablation_points(["pools"], 1, ["rollout.run_slots=2"])
+    assert "rollout.run_slots=2" in stages.overrides and "rollout.run_slots=2" in coupled.overrides
     assert "rollout.coupled=true" in coupled.overrides
-    assert "rollout.coupled=false" not in coupled.overrides
+    with pytest.raises(ConfigError, match=r"rollout\.coupled=false: ablate=pools measures .*leave it out"):
+        ablation_points(["all"], 1, ["rollout.coupled=false"])
+    assert ablation_points(["shell"], 1, ["rollout.coupled=false"])
 
 
 def test_another_engine_gets_no_script() -> None:
@@ -156,6 +158,7 @@ def test_a_shorter_time_to_batch_is_a_gain_and_only_the_synchronous_one_is_judge
     judged, told = figure(figures, "informative", "as are wanted"), figure(figures, "informative", "spare")
     assert (judged.value, judged.holds) == (3.5, True)
     assert "80 minutes" in judged.detail
+    assert "6 s (mean of 2: 5 to 7), " in judged.detail and "21 s (mean of 2: 20 to 22)" in judged.detail
     assert (told.value, told.goal, told.holds) == (1.5, "", None)
 
 

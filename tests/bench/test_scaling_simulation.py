@@ -72,7 +72,8 @@ def test_a_coordinator_that_saturates_is_named_with_its_size(tmp_path: Path) -> 
     assert found.points[0].efficiency > 0.95
     assert found.points[1].per_s == pytest.approx(10, rel=0.1)
     assert "the coordinator saturates" in found.conclusion
-    assert "nodes of this workload, 10 rollouts/s" in found.conclusion
+    assert "nodes of this workload beside their heartbeats, 10 rollouts/s" in found.conclusion
+    assert "at 300 nodes, " in simulate_series(slow, [150, 300]).conclusion
 
 
 def test_a_machine_that_slows_down_with_more_nodes_makes_it_invalid(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ def test_a_private_cluster_has_a_node_for_each_worker_and_each_server() -> None:
         (["workload=swe"], "did you mean swe-like?"),
         (["bench=mixed"], "bench=mixed: the workload is chosen by workload=mixed"),
         (["nodes=0"], "nodes=0: expected a whole number, 1 or more"),
+        (["nodes=1,,2"], "nodes=1,,2: expected whole numbers with a comma between them"),
         (["nodes=1,x"], "nodes=x: expected a whole number"),
         (["nodes=2,2"], "a number stands there twice"),
         (["nodes=9999"], "at most 4096 nodes"),

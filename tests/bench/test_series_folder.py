@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from scaling_points import Shape, done, failed, series_of, spec
@@ -18,8 +19,11 @@ from scaling_points import Shape, done, failed, series_of, spec
 from prorl_hpc.__main__ import main
 from prorl_hpc.bench import series_results
 from prorl_hpc.bench.disk_errors import told
+from prorl_hpc.bench.figures import Machine
 from prorl_hpc.bench.point_measures import ROLLOUT_SCHEMA
 from prorl_hpc.bench.scaling_records import RESULTS_FILE, SERIES_FILE, PointResult, PointState, point_file
+from prorl_hpc.bench.scaling_report import simulated_before, write_report
+from prorl_hpc.bench.scaling_simulated import Check, Coordinator, SimulatedSeries
 from prorl_hpc.bench.series import SeriesRun
 from prorl_hpc.bench.series_folder import LOCK_FILE, only_here, read_series, run_note
 from prorl_hpc.bench.series_results import write_results
@@ -225,6 +229,35 @@ def test_a_report_is_written_into_the_page_of_benchmarks(
     assert (tmp_path / "scaling-nodes.png").is_file()
     assert main(["bench", "report", str(folder), str(folder), "--write", str(page)]) == 2
     assert "--write is for one series" in capsys.readouterr().err
+
+
+def test_what_was_simulated_stays_until_a_point_is_another(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    series, results = read_series(folder)
+    check = Check("nodes-1", 1, measured_per_s=1.0, foretold_per_s=1.0, replayed_per_s=1.0)
+    coordinator = Coordinator(0.001, 0.0, "as it was told before")
+    simulated = SimulatedSeries(["nodes-1"], 1, coordinator, [check], [], valid=True, why="", conclusion="no end")
+    write_report(folder, series, results, simulated)
+    main(["bench", "report", str(folder)])
+    assert simulated_before(folder, results) == simulated
+    assert "as it was told before" in (folder / "report.md").read_text()
+    point_file(folder, "nodes-1").unlink()
+    main(["bench", "report", str(folder)])
+    assert "Simulated" not in (folder / "report.md").read_text()
+    (folder / "summary.json").write_bytes(b"\0")
+    assert simulated_before(folder, results) is None
+    capsys.readouterr()
+
+
+def test_a_report_is_of_the_machine_the_time_and_the_code_of_its_points(folder: Path) -> None:
+    series, results = read_series(folder)
+    machine = msgspec.structs.replace(Machine.here(), model="the one that it was measured on")
+    found = write_report(
+        folder,
+        msgspec.structs.replace(series, machine=machine),
+        [msgspec.structs.replace(result, commit="abc", date="2026-01-01T00:00:00+0000") for result in results],
+    )
+    assert (found.machine, found.commit, found.date) == (machine, "abc", "2026-01-01T00:00:00+0000")
+    assert "Measured on: " in (folder / "report.md").read_text()
 
 
 @pytest.mark.parametrize("content", [b"", bytes(range(256)), b"\0\n", b"/no/such/run\n"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prorl_hpc.__main__ import main
-from prorl_hpc.bench.scaling import ENGINE, QUICK_ROWS, points_of, read_words
+from prorl_hpc.bench.scaling import ENGINE, points_of, read_words
 from prorl_hpc.bench.scaling_records import SERIES_FILE, LoadOrder, PointSpec, Series
 from prorl_hpc.bench.series_folder import only_here
 from prorl_hpc.bench.series_launch import LOAD_PROCESS, compose_points, last, last_of_each, point_words, with_load
@@ -205,6 +205,6 @@ def test_an_empty_folder_name_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_quick_points_of_one_machine_have_few_rollouts() -> None:
     asked = read_words(["nodes=1,2"])
-    assert [point.load.rollouts for point in points_of(asked, "private", quick=True)] == [QUICK_ROWS, 2 * QUICK_ROWS]
+    assert [point.load.rollouts for point in points_of(asked, "private", quick=True)] == [48, 96]
     assert [point.load.rollouts for point in points_of(asked, "local")] == [128, 128]
     assert points_of(asked, "slurm", quick=True) == points_of(asked, "slurm")
